@@ -1,0 +1,90 @@
+"""What a person chooses when an engine starts, and the record of what was decided from it. Names are vLLM's."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxserve.errors import ConfigError
+
+DType = Literal["auto", "float32", "bfloat16"]
+KVCacheDType = Literal["auto", "float32", "bfloat16"]
+ExpandWeights = Literal["auto", "always", "never"]
+KernelChoice = Literal["auto", "reference", "xla"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Choices for one engine; None and "auto" leave a choice to the engine, which reports it with its reason.
+
+    model: a catalog name, a file, a folder, or hf:ORG/REPO. num_pages: KV pages, computed from kv_cache_memory_bytes
+    when None. overlap: dispatch the next step before the last one's tokens are read. deterministic: the logits of a
+    request are bit-identical in every batch. max_waiting: requests queued before new ones are refused.
+    """
+
+    model: str
+    dtype: DType = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    page_size: int = 16
+    num_pages: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: KVCacheDType = "auto"
+    kernels: KernelChoice = "auto"
+    expand_weights: ExpandWeights = "auto"
+    plan: str | None = None
+    seed: int = 0
+    enable_prefix_caching: bool = True
+    overlap: bool = True
+    deterministic: bool = False
+    max_waiting: int = 1024
+    chat_template: str | None = None
+    cache_dir: Path | None = None
+    compilation_cache_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, low in _MINIMUMS:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+                raise ConfigError(f"{_flag(name)} must be an integer of at least {low}, got {value!r}")
+        for name, allowed in _CHOICES:
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{_flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if self.plan is not None:
+            raise ConfigError(
+                f"--plan {self.plan}: this version runs on one device; leave --plan out (sharding plans are not built yet)"
+            )
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        """The option names a caller may pass."""
+        return frozenset(f.name for f in fields(cls))
+
+
+_MINIMUMS = (
+    ("max_model_len", 1),
+    ("max_num_seqs", 1),
+    ("max_num_batched_tokens", 1),
+    ("page_size", 1),
+    ("num_pages", 1),
+    ("kv_cache_memory_bytes", 1),
+    ("max_waiting", 1),
+)
+_CHOICES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("dtype", ("auto", "float32", "bfloat16")),
+    ("kv_cache_dtype", ("auto", "float32", "bfloat16")),
+    ("kernels", ("auto", "reference", "xla")),
+    ("expand_weights", ("auto", "always", "never")),
+)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One line of the effective configuration: what was decided and why."""
+
+    value: Any
+    reason: str

@@ -1,0 +1,1 @@
+"""Blocks that model families share: pure functions on arrays."""

@@ -1,0 +1,94 @@
+"""Rotary position embedding and the ways models stretch it to longer contexts."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int32
+
+SUPPORTED = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Inverse frequency per rotated pair (radians per position), and a factor on cos and sin (yarn's)."""
+
+    inverse_frequencies: tuple[float, ...]
+    attention_factor: float = 1.0
+
+
+def make_rope(head_size: int, theta: float, scaling: Mapping[str, Any] | None, max_position: int) -> Rope:
+    """Frequencies for one of the SUPPORTED kinds, named as in HF's `rope_scaling` / `rope_parameters`.
+
+    Agrees with transformers' modeling_rope_utils. Raises ValueError for a kind that is not supported.
+    """
+    scaling = dict(scaling or {})
+    kind = scaling.get("rope_type", scaling.get("type", "default")) or "default"
+    pairs = np.arange(0, head_size, 2, dtype=np.float64) / head_size
+    inverse = theta**-pairs
+    if kind == "default":
+        return Rope(inverse_frequencies=tuple(inverse))
+    if kind == "linear":
+        return Rope(inverse_frequencies=tuple(inverse / scaling["factor"]))
+    if kind == "llama3":
+        return Rope(inverse_frequencies=tuple(_llama3(inverse, scaling)))
+    if kind == "yarn":
+        return _yarn(inverse, head_size, theta, scaling, max_position)
+    raise ValueError(f"rope type {kind!r} is not supported; this version knows {', '.join(SUPPORTED)}")
+
+
+def _llama3(inverse: np.ndarray, scaling: Mapping[str, Any]) -> np.ndarray:
+    """Llama 3.1: long wavelengths divided by the factor, short ones kept, a smooth ramp between."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    rotations = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
+    keep = np.clip((rotations - low) / (high - low), 0.0, 1.0)
+    return keep * inverse + (1 - keep) * inverse / scaling["factor"]
+
+
+def _yarn(inverse: np.ndarray, head_size: int, theta: float, scaling: Mapping[str, Any], max_position: int) -> Rope:
+    """YaRN (Peng et al. 2023, arXiv 2309.00071), with transformers' default and mscale forms of the factor."""
+    factor = scaling["factor"]
+    original = scaling.get("original_max_position_embeddings") or max_position
+
+    def pair_of(rotations: float) -> float:
+        return head_size * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_of(scaling.get("beta_fast") or 32), pair_of(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_size - 1)
+    ramp = np.clip((np.arange(head_size // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
+    return Rope(
+        inverse_frequencies=tuple(inverse / factor * ramp + inverse * (1 - ramp)),
+        attention_factor=_yarn_attention_factor(factor, scaling),
+    )
+
+
+def _yarn_attention_factor(factor: float, scaling: Mapping[str, Any]) -> float:
+    def scale(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    if scaling.get("attention_factor") is not None:
+        return scaling["attention_factor"]
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return scale(scaling["mscale"]) / scale(scaling["mscale_all_dim"])
+    return scale(1.0)
+
+
+def rope_angles(rope: Rope, positions: Int32[Array, "T"]) -> tuple[Float32[Array, "T h"], Float32[Array, "T h"]]:
+    """cos and sin of every rotated pair, times the attention factor; h = H/2."""
+    angles = positions[:, None].astype(jnp.float32) * jnp.asarray(rope.inverse_frequencies, jnp.float32)[None]
+    return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
+
+
+def rotate(
+    x: Float[Array, "T N H"], angles: tuple[Float32[Array, "T h"], Float32[Array, "T h"]]
+) -> Float[Array, "T N H"]:
+    """x with pairs (i, i + H/2) rotated (Su et al. 2021, arXiv 2104.09864; the half-split layout of HF)."""
+    cos, sin = (a[:, None, :] for a in angles)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)

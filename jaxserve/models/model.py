@@ -1,0 +1,62 @@
+"""What a model family provides. A family is one file with one `MODEL = Model(...)`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from checkpoints.load import WeightSource
+from checkpoints.names import NameMap
+
+
+class ModelConfig(Protocol):
+    """What every family's config tells the engine."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_position(self) -> int: ...
+
+
+RowOrder = Callable[[str, Any], np.ndarray | None]
+
+
+def file_order(parameter: str, config: Any) -> None:
+    """Rows are taken as the file has them."""
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileLayout:
+    """Where one container keeps the family's parameters.
+
+    names: our path -> tensor name. ignored: tensors left out on purpose. row_order(path, config): for output row i of
+    ours the row of the file, or None where they agree (GGUF's llama permutes q and k).
+    """
+
+    names: NameMap
+    ignored: tuple[str, ...] = ()
+    row_order: RowOrder = file_order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A family. forward: params, config, kernels, inputs, cache -> hidden states [T, D] after the last norm, cache;
+    unembed: params, kernels, hidden states [R, D] -> logits [R, V]."""
+
+    hf_architectures: tuple[str, ...]
+    gguf_architectures: tuple[str, ...]
+    config_from_hf: Callable[[Mapping[str, Any]], Any]
+    config_from_gguf: Callable[[WeightSource], Any]
+    param_specs: Callable[[Any], dict[str, Any]]
+    hf_layout: FileLayout
+    gguf_layout: FileLayout
+    forward: Callable[..., Any]
+    unembed: Callable[..., Any]

@@ -1,0 +1,53 @@
+"""`Kernels`: which implementation serves each op. The one place where backends are swapped."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Array
+
+from pallas_kernels.paged_attention import reference as attention_reference
+from pallas_kernels.paged_attention import xla as attention_xla
+from pallas_kernels.quantized_matmul import reference as matmul_reference
+
+KernelName = Literal["auto", "reference", "xla"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """One field per op. A named choice never falls back: an op that cannot serve a shape raises with the reason."""
+
+    name: str
+    paged_attention: Callable[..., Array]
+    write_kv: Callable[..., tuple[Array, Array]]
+    check_page_size: Callable[[int], None]
+    quantized_matmul: Callable[..., Array]
+
+
+REFERENCE = Kernels(
+    name="reference",
+    paged_attention=attention_reference.paged_attention,
+    write_kv=attention_reference.write_kv,
+    check_page_size=lambda page_size: None,
+    quantized_matmul=matmul_reference.quantized_matmul,
+)
+XLA = Kernels(
+    name="xla",
+    paged_attention=attention_xla.paged_attention,
+    write_kv=attention_xla.write_kv,
+    check_page_size=attention_xla.check_page_size,
+    quantized_matmul=matmul_reference.quantized_matmul,
+)
+
+
+def kernels_for(name: str, platform: str) -> tuple[Kernels, str]:
+    """The kernels for `--kernels name` on a jax platform, and the reason in words.
+
+    Raises ValueError for a name that does not exist.
+    """
+    named = {"reference": REFERENCE, "xla": XLA}
+    if name == "auto":
+        return XLA, f"XLA's own operations: this version has no kernels of its own for {platform}"
+    if name not in named:
+        raise ValueError(f"unknown kernels {name!r}; choose auto, {', '.join(named)}")
+    return named[name], "named by the user"

@@ -1,0 +1,1 @@
+"""Matrix products with a packed weight. reference.py defines the result."""

@@ -1,0 +1,30 @@
+"""The product with a packed weight as its definition: decode, then multiply in float32."""
+
+from typing import Protocol
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Float32
+
+
+class PackedWeight(Protocol):
+    """A weight [O, I] in some format, that can be written out."""
+
+    def decode(self) -> Float[Array, "O I"]: ...
+
+
+def quantized_matmul(x: Float[Array, "T I"], weight: PackedWeight) -> Float32[Array, "T O"]:
+    """x @ decode(weight).T accumulated in float32.
+
+    The weight stays [out, in]: XLA:CPU then sums each output in one order whatever T is (from two rows up), which
+    makes a row's result independent of its batch.
+    """
+    dense = weight.decode()
+    dtype = jnp.bfloat16 if x.dtype == jnp.bfloat16 else jnp.float32
+    return jnp.einsum(
+        "ti,oi->to",
+        x.astype(dtype),
+        dense.astype(dtype),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )

@@ -1,0 +1,121 @@
+"""The XLA path against the definition, the definition against plain numpy, and what wrong page numbers may do."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.kernels import REFERENCE, XLA
+from pallas_kernels.paged_attention.cases import CASES, Case
+from pallas_kernels.ragged import RaggedLayout
+
+TOLERANCE = 2e-5  # float32, sums of up to 300 terms in another order
+
+
+def build(case: Case, seed: int = 0, pad_rows: int = 2, pad_tokens: int = 3):
+    """Random cache, queries and layout of a case, with padding single rows, padding rows and padding tokens."""
+    rng = np.random.default_rng(seed)
+    singles = [r for r in case.rows if r[0] == 1]
+    chunks = [r for r in case.rows if r[0] > 1]
+    rows = singles + [(1, 0)] * pad_rows + chunks + [(0, 0)] * pad_rows
+    pages_per_row = max(-(-kv // case.page_size) for _, kv in case.rows) + 1
+    num_pages = sum(-(-kv // case.page_size) for _, kv in rows) + 3
+    free = rng.permutation(num_pages)
+    table = np.full((len(rows), pages_per_row), num_pages + 7, np.int32)
+    for i, (_, kv) in enumerate(rows):
+        need = -(-kv // case.page_size)
+        table[i, :need], free = free[:need], free[need:]
+    starts = np.concatenate([[0], np.cumsum([n for n, _ in rows])]).astype(np.int32)
+    layout = RaggedLayout(
+        query_starts=jnp.asarray(starts),
+        kv_lengths=jnp.asarray([kv for _, kv in rows], jnp.int32),
+        page_table=jnp.asarray(table),
+        num_single_rows=len(singles) + pad_rows,
+    )
+    tokens = int(starts[-1]) + (pad_tokens if chunks else 0)
+    q = rng.standard_normal((tokens, case.num_heads, case.head_size), np.float32)
+    cache = rng.standard_normal((2, 2, num_pages, case.page_size, case.num_kv_heads, case.head_size), np.float32)
+    sinks = jnp.asarray(rng.standard_normal(case.num_heads, np.float32)) if case.sinks else None
+    options = dict(scale=case.head_size**-0.5, window=case.window, soft_cap=case.soft_cap, sinks=sinks)
+    return jnp.asarray(q), jnp.asarray(cache[0]), jnp.asarray(cache[1]), layout, rows, options
+
+
+def plain_numpy(q, k_pages, v_pages, layout, rows, options):
+    """One token and one head at a time."""
+    q, k_pages, v_pages, table = (np.asarray(a, np.float64) for a in (q, k_pages, v_pages, layout.page_table))
+    out = np.zeros(q.shape)
+    group = q.shape[1] // k_pages.shape[3]
+    token = 0
+    for row, (length, kv) in enumerate(rows):
+        for j in range(length):
+            if kv:
+                position = kv - length + j
+                low = 0 if options["window"] is None else max(0, position - options["window"] + 1)
+                size = k_pages.shape[2]
+                where = [(int(table[row, p // size]), p % size) for p in range(low, position + 1)]
+                for head in range(q.shape[1]):
+                    k = np.stack([k_pages[1, page, at, head // group] for page, at in where])
+                    v = np.stack([v_pages[1, page, at, head // group] for page, at in where])
+                    logits = options["scale"] * k @ q[token, head]
+                    if options["soft_cap"]:
+                        logits = options["soft_cap"] * np.tanh(logits / options["soft_cap"])
+                    if options["sinks"] is not None:
+                        logits = np.append(logits, float(options["sinks"][head]))
+                        v = np.concatenate([v, np.zeros((1, v.shape[1]))])
+                    weights = np.exp(logits - logits.max())
+                    out[token, head] = weights @ v / weights.sum()
+            token += 1
+    return out
+
+
+@pytest.mark.parametrize("kernels", [REFERENCE, XLA], ids=lambda k: k.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_matches_plain_numpy(case, kernels):
+    q, k, v, layout, rows, options = build(case)
+    got = jax.jit(lambda q, k, v, layout: kernels.paged_attention(q, k, v, 1, layout, **options))(q, k, v, layout)
+    np.testing.assert_allclose(got, plain_numpy(q, k, v, layout, rows, options), atol=TOLERANCE)
+
+
+def test_rows_do_not_depend_on_neighbours_bitwise():
+    case = next(c for c in CASES if c.name == "mixed")
+    q, k, v, layout, rows, options = build(case)
+    f = jax.jit(lambda q, layout: XLA.paged_attention(q, k, v, 1, layout, **options))
+    whole = np.asarray(f(q, layout))
+    longest = dataclasses.replace(layout, kv_lengths=layout.kv_lengths.at[0].set(1))
+    changed = np.asarray(f(q, longest))
+    assert (whole[1:] == changed[1:]).all() and not (whole[0] == changed[0]).all()
+
+
+@pytest.mark.parametrize("kernels", [REFERENCE, XLA], ids=lambda k: k.name)
+def test_wrong_page_numbers_touch_no_page(kernels):
+    """The canary: whatever stands in the table, a write reaches only pages inside the cache named by the row."""
+    canary = jnp.full((1, 4, 16, 2, 8), 7.0)
+    new = jnp.ones((3, 2, 8))
+    for bad in (-1, 4, 5, 2**31 - 1, -(2**31)):
+        layout = RaggedLayout(
+            query_starts=jnp.asarray([0, 1, 2, 3], jnp.int32),
+            kv_lengths=jnp.asarray([1, 40, 0], jnp.int32),
+            page_table=jnp.asarray([[bad, 0], [bad, 1], [2, 3]], jnp.int32),
+            num_single_rows=3,
+        )
+        k, v = kernels.write_kv(canary, canary, 0, new, new, layout)
+        assert (k == 7.0).all() and (v == 7.0).all()
+        out = kernels.paged_attention(jnp.ones((3, 2, 8)), k, v, 0, layout, scale=1.0)
+        assert (out[0] == 0).all() and (out[2] == 0).all()
+
+
+def test_a_write_lands_where_attention_reads():
+    layout = RaggedLayout(
+        query_starts=jnp.asarray([0, 3], jnp.int32),
+        kv_lengths=jnp.asarray([18], jnp.int32),
+        page_table=jnp.asarray([[2, 1]], jnp.int32),
+        num_single_rows=0,
+    )
+    cache = jnp.zeros((1, 3, 16, 1, 4))
+    values = jnp.arange(12.0).reshape(3, 1, 4) + 1
+    k, _ = XLA.write_kv(cache, cache, 0, values, values, layout)
+    assert (k[0, 2, 15, 0] == values[0, 0]).all()
+    assert (k[0, 1, :2, 0] == values[1:, 0]).all()
+    assert float(jnp.abs(k).sum()) == float(values.sum())
