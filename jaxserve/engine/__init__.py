@@ -1,0 +1,1 @@
+"""What runs one step of the model and chooses the tokens."""

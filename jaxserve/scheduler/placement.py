@@ -1,0 +1,125 @@
+"""Where running requests live: their slot, their pages and their path in the prefix cache, taken and given back.
+
+Knows how, not when: which request gets or loses a place is decided in scheduler.py.
+"""
+
+import sys
+from collections.abc import Iterable
+from itertools import pairwise
+
+from jaxserve.scheduler.pages import PagePool
+from jaxserve.scheduler.prefix_cache import Node, PrefixCache
+from jaxserve.scheduler.request import Request
+
+_NEVER = sys.maxsize
+
+
+class Placement:
+    """A fixed set of slots and pages, and the requests placed in them."""
+
+    __slots__ = ("_cache", "_caches_prefixes", "_free_slots", "_num_slots", "page_size", "pool")
+
+    def __init__(self, *, num_pages: int, page_size: int, num_slots: int, caches_prefixes: bool) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(num_pages)
+        self._cache = PrefixCache(self.pool, page_size)
+        self._caches_prefixes = caches_prefixes
+        self._num_slots = num_slots
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def has_free_slot(self) -> bool:
+        """True when one more request can be placed."""
+        return bool(self._free_slots)
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that so many tokens of one request occupy."""
+        return -(-num_tokens // self.page_size)
+
+    def reads_cache(self, request: Request) -> bool:
+        """Whether cached pages may serve this request."""
+        return self._caches_prefixes and request.reads_prefix_cache
+
+    def match(self, request: Request) -> list[Node]:
+        """The request's cached path, held from now on; `put` or `give_up` must follow."""
+        if not self._caches_prefixes:
+            return []
+        # The last token is always computed: its logits give the next one.
+        max_tokens = len(request.token_ids) - 1 if request.reads_prefix_cache else 0
+        return self._cache.longest_match(request.cache_domain, request.token_ids, max_tokens)
+
+    def give_up(self, path: list[Node]) -> None:
+        """Undoes `match`."""
+        self._cache.release(path, [node.page for node in path[1:]])
+
+    def put(self, request: Request, path: list[Node]) -> None:
+        """Gives the request a slot and the pages of its path, whose tokens count as computed."""
+        request.slot = self._free_slots.pop()
+        request.cache_path = path
+        request.pages = [node.page for node in path[1:]]
+        cached = len(request.pages) * self.page_size
+        request.num_computed_tokens = request.num_scheduled_tokens = cached
+        request.next_cached_at = cached + self.page_size if path else _NEVER
+
+    def remove(self, request: Request) -> None:
+        """Takes slot and pages back; the request starts anew if it is placed again. Nothing if it has no place."""
+        if request.slot is None:
+            return
+        self._cache.release(request.cache_path, request.pages)
+        self._free_slots.append(request.slot)
+        request.slot = None
+        request.pages, request.cache_path = [], []
+        request.num_computed_tokens = request.num_scheduled_tokens = 0
+
+    def cache_full_pages(self, request: Request) -> None:
+        """Puts the pages that the computed tokens filled into the prefix cache."""
+        size = self.page_size
+        path, pages, token_ids = request.cache_path, request.pages, request.token_ids
+        # Holding equal pages twice can outgrow the pool; starting anew cures that only for those who read the cache.
+        beside_equal = request.reads_prefix_cache
+        while request.next_cached_at <= request.num_computed_tokens:
+            end = request.next_cached_at
+            chunk = tuple(token_ids[end - size : end])
+            if not self._cache.extend(path, chunk, pages[len(path) - 1], beside_equal=beside_equal):
+                request.next_cached_at = _NEVER
+                return
+            request.next_cached_at = end + size
+
+    def reset_cache(self) -> int:
+        """Bars everything computed so far from being matched; number of pages that became free."""
+        return self._cache.reset()
+
+    def check_invariants(self, placed: Iterable[Request]) -> None:
+        """Asserts that pages, slots and paths are exactly what these requests hold."""
+        references = [0] * self.pool.num_pages
+        private: set[int] = set()
+        slots = list(self._free_slots)
+        for request in placed:
+            assert request.slot is not None
+            slots.append(request.slot)
+            for index, page in enumerate(request.pages):
+                references[page] += 1
+                node = request.cache_path[index + 1] if index + 1 < len(request.cache_path) else None
+                if node is None or node.page != page:
+                    assert page not in private, f"page {page} has two owners"
+                    private.add(page)
+                if node is not None and node.page != page:
+                    references[node.page] += 1
+            self._check_tables(request)
+        assert sorted(slots) == list(range(self._num_slots)), "a slot is lost or used twice"
+        assert all(references[page] == 1 for page in private), "a private page is shared"
+        self.pool.check_invariants(references)
+        self._cache.check_invariants()
+
+    def _check_tables(self, request: Request) -> None:
+        computed, scheduled = request.num_computed_tokens, request.num_scheduled_tokens
+        assert len(request.pages) == self.pages_for(scheduled), "pages do not match the scheduled tokens"
+        assert len(set(request.pages)) == len(request.pages), "a page stands twice in one table"
+        assert computed <= scheduled
+        # The draws that a finished request still has in flight are dropped, never committed.
+        known = len(request.token_ids) + request.num_draws_in_flight
+        assert request.is_finished or scheduled <= known, "a position is scheduled before its token is drawn"
+        path = request.cache_path
+        assert max(len(path) - 1, 0) <= computed // self.page_size, "an uncommitted page is in the cache"
+        for parent, node in pairwise(path):
+            assert node.parent is parent, "a path is broken"
