@@ -1,0 +1,1 @@
+"""Weights on disk to arrays and back. Part of jaxserve: import jaxserve, not this package."""

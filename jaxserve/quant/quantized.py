@@ -1,0 +1,86 @@
+"""What every weight format offers, and the operations that are the same for all: decode, matmul, gather of rows.
+
+A weight is a matrix stored [O, I], outputs by inputs, as in the files. It is a frozen pytree whose arrays stay packed
+on the device. `matmul` here is the definition; a kernel may compute the same faster.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Integer
+
+# A leaf of a weight: a jax or numpy array, a tracer, or a jax.ShapeDtypeStruct in a spec. Not checked when a weight is
+# built, because jax rebuilds pytrees with placeholders of its own.
+Leaf = Any
+
+
+@runtime_checkable
+class Weight(Protocol):
+    """A matrix [O, I] in some format; leading axes (experts) are allowed. Implementations are registered pytrees."""
+
+    @property
+    def format(self) -> str:
+        """The name in `formats.FORMATS`."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape, [O, I]."""
+        ...
+
+    def decode(self) -> Float32[Array, "... O I"]:
+        """The matrix in float32; each value exactly what the format defines."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """How to make weights of one format; the weights themselves know how to decode.
+
+    `encode(matrix)` rounds a float32 matrix as llama.cpp's reference does, on the host.
+    `from_gguf_bytes(raw, shape)` regroups a GGUF tensor's bytes [O, bytes_per_row] into the weight's arrays, on the
+    host and without expanding a value.
+    `spec(num_outputs, num_inputs)` is the weight with a jax.ShapeDtypeStruct for each array.
+    """
+
+    name: str
+    block_length: int
+    encode: Callable[[np.ndarray], Weight]
+    from_gguf_bytes: Callable[[np.ndarray, tuple[int, ...]], Weight]
+    spec: Callable[[int, int], Weight]
+
+
+def decode(weight: Weight) -> Float32[Array, "... O I"]:
+    """The matrix in float32. Can be jitted."""
+    return weight.decode()
+
+
+def matmul(x: Float[Array, "T I"], weight: Weight) -> Float32[Array, "T O"]:
+    """x @ decode(weight).T, accumulated in float32.
+
+    bfloat16 times bfloat16 and the like stay as they are, because their products are exact in float32; everything else
+    is computed in float32.
+    """
+    matrix = getattr(weight, "array", None)  # only a dense weight has one
+    if matrix is None or matrix.dtype != x.dtype:
+        x, matrix = x.astype(jnp.float32), decode(weight)
+    return jnp.einsum("TI,OI->TO", x, matrix, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+
+def take_rows[W](weight: W, rows: Integer[Array | np.ndarray, "R"]) -> W:
+    """The weight with only these rows, in this order, still packed. Stays on the host if its arrays are there."""
+    return jax.tree.map(lambda array: array[rows], weight)
+
+
+def embedding_rows(weight: Weight, ids: Integer[Array, "T"]) -> Float32[Array, "T I"]:
+    """The rows of an embedding table [V, I] for these token ids; only they are decoded."""
+    return decode(take_rows(jax.tree.map(jnp.asarray, weight), ids))
+
+
+def num_bytes(weight: Weight) -> int:
+    """Bytes of the packed arrays; of a spec, the bytes they would take."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(weight))
