@@ -12,15 +12,15 @@ from jaxtyping import Array, Bool, Int32
 class RaggedLayout:
     """T tokens of B sequences, concatenated in row order, over a paged cache.
 
-    query_starts: row b owns tokens query_starts[b] .. query_starts[b + 1].
     kv_lengths: tokens of the sequence in the cache once this step's are written; 0 for a padding row.
+    query_starts: row b owns tokens query_starts[b] .. query_starts[b + 1].
     page_table: page numbers of each row in order; entries at or past the end of a sequence are never followed.
     num_single_rows: the first so many rows own exactly one token each (row i owns token i); static, so that a
     backend may treat them as a dense batch of decodes and the remaining rows as prefill chunks.
     """
 
-    query_starts: Int32[Array, "B+1"]
     kv_lengths: Int32[Array, "B"]
+    query_starts: Int32[Array, "B+1"]
     page_table: Int32[Array, "B M"]
     num_single_rows: int = field(metadata={"static": True})
 

@@ -2,27 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from checkpoints.load import WeightSource
 from checkpoints.names import NameMap
-
-
-class ModelConfig(Protocol):
-    """What every family's config tells the engine."""
-
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_size(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_position(self) -> int: ...
 
 
 RowOrder = Callable[[str, Any], np.ndarray | None]

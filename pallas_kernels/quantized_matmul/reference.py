@@ -1,12 +1,13 @@
 """The product with a packed weight as its definition: decode, then multiply in float32."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Float32
 
 
+@runtime_checkable
 class PackedWeight(Protocol):
     """A weight [O, I] in some format, that can be written out."""
 

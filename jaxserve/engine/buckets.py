@@ -1,0 +1,59 @@
+"""The closed list of step shapes that are compiled, and the choice among them."""
+
+from jaxserve.errors import ConfigError
+from jaxserve.step_inputs import StepShape
+
+GROWTH = 4  # each bucket is this many times the one below: a step pads by at most so much
+
+
+def step_shapes(
+    *, max_num_seqs: int, max_num_batched_tokens: int, max_prefills: int, max_pages: int, deterministic: bool
+) -> tuple[StepShape, ...]:
+    """All shapes, smallest first: decode-only ones, then those with room for prefill chunks.
+
+    deterministic: no step has a single row, because XLA then uses a matrix-vector product that sums in another order.
+    """
+    smallest = 2 if deterministic else 1
+    decodes = [
+        StepShape(single_rows=rows, chunk_tokens=0, chunk_rows=0, max_pages=max_pages)
+        for rows in _sizes(smallest, max(max_num_seqs, smallest), first_growth=8)
+    ]
+    singles = decodes[-1].single_rows
+    mixed = [
+        StepShape(
+            single_rows=rows, chunk_tokens=tokens, chunk_rows=min(max_prefills, tokens), max_pages=max_pages
+        )
+        for tokens in _sizes(min(64, max_num_batched_tokens), max_num_batched_tokens, first_growth=GROWTH)
+        for rows in {min(MIXED_SINGLES, singles), singles}
+    ]
+    return tuple(sorted(decodes) + sorted(mixed, key=lambda s: (s.num_tokens, s.chunk_tokens)))
+
+
+MIXED_SINGLES = 2  # a prefill beside at most this many decodes does not pay for the rows of a full batch
+
+
+def _sizes(smallest: int, largest: int, *, first_growth: int) -> list[int]:
+    """smallest, then growing by factors, ending with largest exactly."""
+    sizes, size, factor = [], smallest, first_growth
+    while size < largest:
+        sizes.append(size)
+        size, factor = size * factor, GROWTH
+    return [*sizes, largest]
+
+
+def choose_shape(shapes: tuple[StepShape, ...], num_singles: int, chunk_tokens: int, chunk_rows: int) -> StepShape:
+    """The smallest shape that holds the step. The scheduler's limits guarantee that there is one."""
+    for shape in shapes:
+        fits = num_singles <= shape.single_rows and chunk_tokens <= shape.chunk_tokens
+        if fits and chunk_rows <= shape.chunk_rows:
+            return shape
+    raise AssertionError(f"no compiled shape holds {num_singles} singles + {chunk_tokens} tokens in {chunk_rows} rows")
+
+
+def check_limits(max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    """Raises ConfigError when a step could not hold one token of every running request."""
+    if max_num_batched_tokens < max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {max_num_batched_tokens} is below --max-num-seqs {max_num_seqs}: "
+            "a step must hold one token of every running request"
+        )

@@ -1,0 +1,144 @@
+"""The engine: schedule, dispatch, fetch, commit. One thread calls it; it knows token ids, no text."""
+
+import itertools
+from collections.abc import Sequence
+
+from jaxserve.engine.executor import Executor, InFlight, StepResult, row_of
+from jaxserve.engine.requests import EngineEvent, EngineRequest, TopTokens, fresh_seed, sample_seed, top_tokens
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.scheduler import Request, Scheduler, StepPlan, TokenEvent
+
+
+class Engine:
+    """Requests in, events out, one step at a time.
+
+    With overlap, step n + 1 is dispatched before the tokens of step n are read: a running request's next input is
+    taken from the device, and `in_flight` is the one step that is not read yet.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, *, overlap: bool, seed: int) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self._overlap = overlap
+        self._seed = seed
+        self._serials = itertools.count()
+        self._in_flight: InFlight | None = None
+        self.num_steps = 0
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
+
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        max_tokens: int,
+        eos_token_ids: frozenset[int],
+        index: int = 0,
+        priority: int = 0,
+        cache_domain: tuple[str, ...] = (),
+    ) -> None:
+        """Queues one choice of a request. Raises PromptTooLong when it can never run."""
+        seed = fresh_seed(self._seed, next(self._serials)) if params.seed is None else sample_seed(params.seed, index)
+        wants_prompt = params.prompt_logprobs is not None and index == 0
+        payload = EngineRequest(
+            params=params, seed=seed, prompt_logprobs=[None] * len(prompt_token_ids) if wants_prompt else None
+        )
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            max_tokens=max_tokens,
+            min_tokens=params.min_tokens,
+            eos_token_ids=frozenset() if params.ignore_eos else eos_token_ids,
+            stop_token_ids=frozenset(params.stop_token_ids or ()),
+            priority=priority,
+            cache_domain=cache_domain,
+            reads_prefix_cache=not wants_prompt,
+            payload=payload,
+        )
+        self.scheduler.add(request)
+        self.num_prompt_tokens += len(prompt_token_ids)
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request in any phase; False when it is not known (any more)."""
+        return self.scheduler.abort(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return self._in_flight is not None or self.scheduler.has_work
+
+    def step(self) -> list[EngineEvent]:
+        """One step: what became known in it."""
+        plan = self.scheduler.schedule()
+        dispatched = self.executor.dispatch(plan) if plan is not None else None
+        if self._overlap:
+            dispatched, self._in_flight = self._in_flight, dispatched
+        if dispatched is None:
+            return []
+        result = self.executor.fetch(dispatched)
+        events = self.scheduler.commit(dispatched.plan, result.token_ids)
+        return self._told(dispatched.plan, result, events)
+
+    def _told(self, plan: StepPlan, result: StepResult, events: Sequence[TokenEvent]) -> list[EngineEvent]:
+        self.num_steps += 1
+        if result.prompt_logprobs is not None:
+            _keep_prompt_logprobs(plan, result)
+        told = []
+        for event in events:
+            self.num_generated_tokens += len(event.token_ids)
+            told.append(self._event(plan, result, event))
+        return told
+
+    def _event(self, plan: StepPlan, result: StepResult, event: TokenEvent) -> EngineEvent:
+        request, payload = event.request, event.request.payload
+        assert isinstance(payload, EngineRequest)
+        if any(token < 0 for token in event.token_ids):  # NaN logits: nothing could be drawn
+            self.scheduler.abort(request.request_id)
+            return EngineEvent(request_id=request.request_id, token_ids=(), finish_reason="error")
+        is_first = len(request.token_ids) - len(event.token_ids) == len(request.prompt_token_ids)
+        return EngineEvent(
+            request_id=request.request_id,
+            token_ids=event.token_ids,
+            logprobs=_logprobs(plan, result, event, payload.params.logprobs),
+            finish_reason=event.finish_reason,
+            stop_reason=event.stop_reason,
+            num_cached_tokens=request.num_cached_tokens,
+            prompt_logprobs=payload.prompt_logprobs if is_first else None,
+        )
+
+    def close(self) -> None:
+        """Drops the step in flight and gives the device memory back."""
+        self._in_flight = None
+        self.executor.close()
+
+
+def _logprobs(plan: StepPlan, result: StepResult, event: TokenEvent, count: int | None) -> tuple[TopTokens, ...] | None:
+    if count is None or result.logprobs is None:
+        return None
+    found = result.logprobs
+    arrays = (found.chosen, found.rank, found.top_ids, found.top_logprobs)
+    at = row_of(plan, result.shape, event.row)
+    return tuple(top_tokens(token, arrays, at, count) for token in event.token_ids)  # type: ignore[arg-type]
+
+
+def _keep_prompt_logprobs(plan: StepPlan, result: StepResult) -> None:
+    """Files a step's prompt log probabilities under the positions of the tokens they are about."""
+    found = result.prompt_logprobs
+    assert found is not None
+    arrays = (found.chosen, found.rank, found.top_ids, found.top_logprobs)
+    chunk_token = result.shape.single_rows
+    for row, request in enumerate(plan.requests):
+        length, start = plan.lengths[row], plan.starts[row]
+        first = row if row < plan.num_single_rows else chunk_token
+        chunk_token += length if row >= plan.num_single_rows else 0
+        payload = request.payload
+        assert isinstance(payload, EngineRequest)
+        if payload.prompt_logprobs is None:
+            continue
+        count = payload.params.prompt_logprobs or 0
+        for position in range(start + 1, min(start + length + 1, len(request.prompt_token_ids))):
+            token = request.prompt_token_ids[position]
+            at = first + position - 1 - start
+            payload.prompt_logprobs[position] = top_tokens(token, arrays, at, count)  # type: ignore[arg-type]

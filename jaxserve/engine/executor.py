@@ -1,0 +1,231 @@
+"""Owns the device: parameters, cache, slot state and the compiled step of every bucket."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32, Int32
+
+from jaxserve.engine.compile_watch import CompileWatch
+from jaxserve.engine.inputs import InputFiller
+from jaxserve.engine.logits import SlotState
+from jaxserve.engine.progress import Progress
+from jaxserve.engine.requests import EngineRequest, needs_slot_state
+from jaxserve.engine.step import Program, StepFunction, step_function
+from jaxserve.kv_cache import KVCache, KVCacheSpec, empty_cache
+from jaxserve.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from jaxserve.scheduler.request import Request
+from jaxserve.scheduler.step_plan import StepPlan
+from jaxserve.step_inputs import StepOutputs, StepShape, TokenLogprobs, packing
+
+MAX_EOS_TOKENS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramReport:
+    """How one program came to be: seconds, whether the persistent cache had it, and its temporary bytes."""
+
+    name: str
+    seconds: float
+    from_cache: bool
+    temp_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFlight:
+    """A step that was dispatched and not read yet."""
+
+    plan: StepPlan
+    shape: StepShape
+    outputs: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """A step's outputs on the host. token_ids: drawn token per row of the plan. Log probabilities by device row
+    (`row_of`) and by device token (`first_token_of`); None where nobody wants them."""
+
+    shape: StepShape
+    token_ids: list[int]
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """What the engine needs of whatever runs the steps; tests give a fake."""
+
+    def dispatch(self, plan: StepPlan) -> InFlight: ...
+
+    def fetch(self, step: InFlight) -> StepResult: ...
+
+    def close(self) -> None: ...
+
+
+def row_of(plan: StepPlan, shape: StepShape, row: int) -> int:
+    """The device row of a plan's row: padding lies between the single rows and the chunks."""
+    return row if row < plan.num_single_rows else shape.single_rows + row - plan.num_single_rows
+
+
+def empty_state(num_slots: int, max_len: int) -> SlotState:
+    """Slot state with nothing in it, one spare row included."""
+    rows = num_slots + 1
+    return SlotState(
+        history=jnp.zeros((rows, max_len), jnp.int32),
+        bias_ids=jnp.full((rows, MAX_LOGIT_BIAS), -1, jnp.int32),
+        bias_values=jnp.zeros((rows, MAX_LOGIT_BIAS), jnp.float32),
+        stop_ids=jnp.full((rows, MAX_STOP_TOKEN_IDS + MAX_EOS_TOKENS), -1, jnp.int32),
+    )
+
+
+def _set_slot(
+    state: SlotState,
+    slot: Int32[Array, ""],
+    history: Int32[Array, "L"],
+    bias_ids: Int32[Array, "J"],
+    bias_values: Float32[Array, "J"],
+    stop_ids: Int32[Array, "S"],
+) -> SlotState:
+    return SlotState(
+        history=state.history.at[slot].set(history),
+        bias_ids=state.bias_ids.at[slot].set(bias_ids),
+        bias_values=state.bias_values.at[slot].set(bias_values),
+        stop_ids=state.stop_ids.at[slot].set(stop_ids),
+    )
+
+
+class DeviceExecutor:
+    """The real executor. `compile` must have run before the first step; after it nothing compiles."""
+
+    def __init__(
+        self,
+        *,
+        program: Program,
+        params: Any,
+        shapes: tuple[StepShape, ...],
+        cache_spec: KVCacheSpec,
+        num_pages: int,
+        num_slots: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self.program = program
+        self.params = params
+        self.shapes = shapes
+        self._eos_token_ids = eos_token_ids
+        self._max_len = max_model_len
+        self._filler = InputFiller(shapes, num_slots)
+        self._dirty_slots: set[int] = set()
+        self._cache = empty_cache(cache_spec, num_pages)
+        self._state = empty_state(num_slots, max_model_len)
+        self._steps: dict[StepShape, Any] = {}
+        self._set_slot: Any = None
+
+    def compile(self, progress: Progress) -> list[ProgramReport]:
+        """Compiles the step of every bucket, or reads it from the persistent cache."""
+        reports = []
+        with progress.task("compiling", len(self.shapes) + 1) as advance:
+            for shape in self.shapes:
+                compiled, report = _compile(step_function(self.program, shape), str(shape), self._arguments(shape))
+                self._steps[shape] = compiled
+                reports.append(report)
+                advance(1)
+            set_slot = jax.jit(_set_slot, donate_argnums=0)
+            arguments = (self._state, *jax.tree.map(jnp.asarray, self._slot_row(None)))
+            self._set_slot, report = _compile(set_slot, "place request", arguments)
+            advance(1)
+        return [*reports, report]
+
+    def _arguments(self, shape: StepShape) -> tuple[Any, KVCache, SlotState, Any]:
+        buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32)
+        return self.params, self._cache, self._state, buffer
+
+    def place(self, requests: Sequence[Request]) -> None:
+        """Takes over requests that were given a slot: sampling rows, and device state where it is needed."""
+        for request in requests:
+            payload, slot = request.payload, request.slot
+            assert isinstance(payload, EngineRequest) and slot is not None
+            self._filler.place(request, payload.params, payload.seed, payload.prompt_logprobs is not None)
+            if needs_slot_state(payload.params) or slot in self._dirty_slots:
+                self._state = self._set_slot(self._state, *jax.device_put(self._slot_row(request)))
+                self._dirty_slots.add(slot)
+
+    def _slot_row(self, request: Request | None) -> tuple[np.ndarray, ...]:
+        slot = np.asarray(0 if request is None else request.slot, np.int32)
+        history = np.zeros(self._max_len, np.int32)
+        bias_ids = np.full(MAX_LOGIT_BIAS, -1, np.int32)
+        bias_values = np.zeros(MAX_LOGIT_BIAS, np.float32)
+        stop_ids = np.full(MAX_STOP_TOKEN_IDS + MAX_EOS_TOKENS, -1, np.int32)
+        if request is not None:
+            assert isinstance(request.payload, EngineRequest)
+            params = request.payload.params
+            history[: len(request.token_ids)] = request.token_ids
+            bias = params.logit_bias or {}
+            bias_ids[: len(bias)] = list(bias)
+            bias_values[: len(bias)] = list(bias.values())
+            stops = sorted(self._eos_token_ids.union(params.stop_token_ids or ()))
+            stop_ids[: len(stops)] = stops
+        return slot, history, bias_ids, bias_values, stop_ids
+
+    def dispatch(self, plan: StepPlan) -> InFlight:
+        """Starts the step on the device and returns at once."""
+        self.place(plan.placed)
+        shape, buffer = self._filler.fill(plan)
+        outputs, self._cache, self._state = self._steps[shape](
+            self.params, self._cache, self._state, jax.device_put(buffer)
+        )
+        return InFlight(plan=plan, shape=shape, outputs=outputs)
+
+    def fetch(self, step: InFlight) -> StepResult:
+        """Waits for the step and brings its tokens, and what else its requests want, to the host."""
+        outputs: StepOutputs = step.outputs
+        drawn = np.asarray(outputs.token_ids).tolist()
+        plan, shape = step.plan, step.shape
+        singles = plan.num_single_rows
+        token_ids = drawn[:singles] + drawn[shape.single_rows : shape.single_rows + len(plan.slots) - singles]
+        wants = wanted_logprobs(plan)
+        return StepResult(
+            shape=shape,
+            token_ids=token_ids,
+            logprobs=jax.device_get(outputs.logprobs) if wants[0] else None,
+            prompt_logprobs=jax.device_get(outputs.prompt_logprobs) if wants[1] else None,
+        )
+
+    def close(self) -> None:
+        """Gives the device memory back."""
+        for tree in (self.params, self._cache, self._state):
+            for leaf in jax.tree.leaves(tree):
+                leaf.delete()
+        self.params = self._cache = self._state = None  # type: ignore[assignment]
+        self._steps.clear()
+        self._set_slot = None
+
+
+def wanted_logprobs(plan: StepPlan) -> tuple[bool, bool]:
+    """Whether any row of the plan wants log probabilities of its drawn token, and of its prompt."""
+    wants, wants_prompt = False, False
+    for request in plan.requests:
+        payload = request.payload
+        assert isinstance(payload, EngineRequest)
+        wants = wants or payload.params.logprobs is not None
+        wants_prompt = wants_prompt or payload.prompt_logprobs is not None
+    return wants, wants_prompt
+
+
+def _compile(function: Any, name: str, arguments: tuple[Any, ...]) -> tuple[Any, ProgramReport]:
+    start = time.perf_counter()
+    with CompileWatch() as watch:
+        compiled = function.lower(*arguments).compile()
+    memory = compiled.memory_analysis()
+    report = ProgramReport(
+        name=name,
+        seconds=time.perf_counter() - start,
+        from_cache=watch.requests > 0 and watch.compiled == 0,
+        temp_bytes=memory.temp_size_in_bytes if memory else 0,
+    )
+    return compiled, report

@@ -1,0 +1,107 @@
+"""From a step plan (lists of ints) to the packed host buffer of its bucket."""
+
+import numpy as np
+
+from jaxserve.engine.buckets import choose_shape
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.scheduler.request import Request
+from jaxserve.scheduler.step_plan import StepPlan
+from jaxserve.step_inputs import FLOAT_COLUMNS, INT_COLUMNS, NUM_COLUMNS, StepShape, buffer_views
+
+_WORD = 0xFFFFFFFF
+
+
+class InputFiller:
+    """Keeps the host's copy of the page table and sampling rows by slot, and fills buffers from them.
+
+    Rows change only when a request enters a slot or gets a page, so a step costs a few numpy calls whatever its size.
+    """
+
+    def __init__(self, shapes: tuple[StepShape, ...], num_slots: int) -> None:
+        self._shapes = shapes
+        self._spare = num_slots
+        self._scoring: set[int] = set()  # slots whose requests want prompt logprobs
+        self._page_table = np.zeros((num_slots + 1, shapes[0].max_pages), np.int32)
+        self._sampling = np.zeros((num_slots + 1, NUM_COLUMNS), np.int32)
+        self._sampling[num_slots] = sampling_row(SamplingParams(temperature=0.0), 0, 0)
+
+    def place(self, request: Request, params: SamplingParams, seed: int, wants_prompt_logprobs: bool) -> None:
+        """Takes over a request's sampling parameters into its slot."""
+        assert request.slot is not None
+        self._scoring.discard(request.slot)
+        if wants_prompt_logprobs:
+            self._scoring.add(request.slot)
+        self._sampling[request.slot] = sampling_row(params, seed, len(request.prompt_token_ids))
+
+    def fill(self, plan: StepPlan) -> tuple[StepShape, np.ndarray]:
+        """The bucket that holds the plan, and its filled buffer."""
+        for slot, first, pages in plan.page_updates:
+            self._page_table[slot, first : first + len(pages)] = pages
+        singles, num_rows = plan.num_single_rows, len(plan.slots)
+        chunks = num_rows - singles
+        shape = choose_shape(self._shapes, singles, len(plan.token_ids) - singles, chunks)
+        buffer, views = buffer_views(shape)
+        rows = np.full(shape.num_rows, self._spare, np.int32)
+        first_chunk = shape.single_rows
+        rows[:singles] = plan.slots[:singles]
+        rows[first_chunk : first_chunk + chunks] = plan.slots[singles:]
+        self._fill_tokens(views, shape, plan)
+        self._fill_rows(views, shape, plan)
+        views["slots"][:] = rows
+        self._fill_targets(views, shape, plan)
+        views["sampling"][:] = self._sampling[rows]
+        np.take(self._page_table, rows, axis=0, out=views["page_table"])
+        return shape, buffer
+
+    def _fill_tokens(self, views: dict[str, np.ndarray], shape: StepShape, plan: StepPlan) -> None:
+        singles, tokens = plan.num_single_rows, plan.token_ids
+        num_chunk_tokens = len(tokens) - singles
+        views["token_ids"][:singles] = tokens[:singles]
+        if num_chunk_tokens:
+            views["token_ids"][shape.single_rows : shape.single_rows + num_chunk_tokens] = tokens[singles:]
+        starts = views["query_starts"]
+        starts[: shape.single_rows] = np.arange(shape.single_rows)
+        lengths = np.zeros(shape.chunk_rows + 1, np.int32)
+        lengths[0] = shape.single_rows
+        lengths[1 : 1 + len(plan.lengths) - singles] = plan.lengths[singles:]
+        np.cumsum(lengths, out=starts[shape.single_rows :])
+
+    def _fill_targets(self, views: dict[str, np.ndarray], shape: StepShape, plan: StepPlan) -> None:
+        """The prompt token that follows each token, for requests that want prompt logprobs."""
+        views["target_ids"][:] = -1
+        if not self._scoring:
+            return
+        chunk_token = shape.single_rows
+        for row, request in enumerate(plan.requests):
+            is_chunk = row >= plan.num_single_rows
+            first, start, length = chunk_token if is_chunk else row, plan.starts[row], plan.lengths[row]
+            chunk_token += length if is_chunk else 0
+            targets = request.prompt_token_ids[start + 1 : start + length + 1]
+            if plan.slots[row] in self._scoring and targets:
+                views["target_ids"][first : first + len(targets)] = targets
+                views["wants_prompt_logprobs"][...] = 1
+
+    def _fill_rows(self, views: dict[str, np.ndarray], shape: StepShape, plan: StepPlan) -> None:
+        singles, chunks = plan.num_single_rows, len(plan.slots) - plan.num_single_rows
+        ends = np.add(plan.starts, plan.lengths, dtype=np.int32)
+        first_chunk = shape.single_rows
+        parts = ((slice(0, singles), slice(0, singles)), (slice(first_chunk, first_chunk + chunks), slice(singles, None)))
+        for part, planned in parts:
+            views["kv_lengths"][part] = ends[planned]
+            views["draws"][part] = plan.samples[planned]
+
+
+def sampling_row(params: SamplingParams, seed: int, num_prompt_tokens: int) -> np.ndarray:
+    """One request's sampling parameters as the int32 columns of `step_inputs`."""
+    row = np.zeros(NUM_COLUMNS, np.int32)
+    row[: len(FLOAT_COLUMNS)].view(np.float32)[:] = [getattr(params, name) for name in FLOAT_COLUMNS]
+    words = {
+        "top_k": params.top_k,
+        "seed_low": seed & _WORD,
+        "seed_high": (seed >> 32) & _WORD,
+        "min_tokens": params.min_tokens,
+        "num_prompt_tokens": num_prompt_tokens,
+        "wants_logprobs": params.logprobs is not None,
+    }
+    row[len(FLOAT_COLUMNS) :].view(np.uint32)[:] = [words[name] & _WORD for name in INT_COLUMNS]
+    return row

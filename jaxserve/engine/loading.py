@@ -1,0 +1,145 @@
+"""A model on disk -> family, config and parameters on the device, every tensor accounted for."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from checkpoints.errors import CheckpointError
+from checkpoints.load import WeightSource, is_gguf, open_weights
+from checkpoints.names import check_accounting
+from jaxserve.engine.progress import Progress
+from jaxserve.models.model import FileLayout, Model
+from jaxserve.models.registry import model_for_gguf, model_for_hf
+from jaxserve.quant.dense import Dense
+from jaxserve.quant.formats import weight_from_tensor
+from jaxserve.quant.quantized import Weight, num_bytes, take_rows
+from sharding.spec import ArraySpec, map_specs, paths
+
+MAX_CONFIG_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """Parameters on the device, and what it took: bytes by format in the file and bytes held."""
+
+    model: Model
+    config: Any
+    params: dict[str, Any]
+    path: Path
+    file_bytes: dict[str, int]
+    held_bytes: int
+    num_parameters: int
+    is_expanded: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What becomes of the weights: expanded to `dtype`, or kept packed; vectors are always float32."""
+
+    expand: bool
+    dtype: str
+
+
+def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
+    """The model at `path`, a GGUF file or a folder of safetensors with config.json.
+
+    Raises CheckpointError for damaged files and for tensors that are missing, left over or misshapen.
+    """
+    with open_weights(path) as source:
+        model, config, layout = identify(source)
+        specs = model.param_specs(config)
+        wanted = paths(specs)
+        tensors = {parameter: layout.names.tensor_name(parameter) for parameter in wanted}
+        found = {name: source.info(name) for name in source.names()}
+        expected = {tensors[parameter]: spec.shape for parameter, spec in wanted.items()}
+        check_accounting(
+            expected, found, tied=tied_names(layout, wanted), declared_absent=layout.ignored, source=path
+        )
+        leaves: dict[str, object] = {}
+        with progress.task("loading weights", len(wanted)) as advance:
+            for parameter, spec in wanted.items():
+                order = layout.row_order(parameter, config)
+                leaves[parameter] = _load(source, tensors[parameter], spec, order, recipe)
+                advance(1)
+        file_bytes: dict[str, int] = {}
+        for name in tensors.values():
+            file_bytes[found[name].format] = file_bytes.get(found[name].format, 0) + found[name].num_bytes
+    params = map_specs(specs, leaves)
+    assert isinstance(params, dict)
+    return LoadedModel(
+        model=model,
+        config=config,
+        params=params,
+        path=path,
+        file_bytes=file_bytes,
+        held_bytes=num_bytes(params),  # type: ignore[arg-type]
+        num_parameters=sum(spec.size for spec in wanted.values()),
+        is_expanded=recipe.expand and any(name not in ("F32",) for name in file_bytes),
+    )
+
+
+def tied_names(layout: FileLayout, wanted: Mapping[str, ArraySpec]) -> tuple[str, ...]:
+    """Tensors that repeat another one: the output matrix of a model with tied embeddings."""
+    return () if "unembed" in wanted else (layout.names.tensor_name("unembed"),)
+
+
+def identify(source: WeightSource) -> tuple[Model, Any, FileLayout]:
+    """Family, config and name table of an open file. Raises UnsupportedCheckpoint for an unknown architecture."""
+    if source.metadata or is_gguf(source.path):
+        architecture = source.metadata.get("general.architecture")
+        if not isinstance(architecture, str):
+            raise CheckpointError(f"{source.path}: metadata general.architecture is missing")
+        model = model_for_gguf(architecture)
+        return model, model.config_from_gguf(source), model.gguf_layout
+    hf = read_config(source.path)
+    architectures = hf.get("architectures") or ["(none given)"]
+    model = model_for_hf(architectures[0])
+    return model, model.config_from_hf(hf), model.hf_layout
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json beside the weights. Raises CheckpointError when it is missing, too large or no JSON object."""
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if not file.is_file():
+        raise CheckpointError(f"{file}: not found; a safetensors model needs its config.json")
+    if file.stat().st_size > MAX_CONFIG_BYTES:
+        raise CheckpointError(f"{file}: {file.stat().st_size:,} bytes is no sound config.json")
+    try:
+        config = json.loads(file.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file}: holds {type(config).__name__}, not an object")
+    return config
+
+
+def _load(source: WeightSource, name: str, spec: ArraySpec, order: Any, recipe: Recipe) -> object:
+    tensor = source.read(name)
+    weight = weight_from_tensor(tensor)
+    if len(spec.shape) == 1:
+        vector = jnp.asarray(weight.decode()).astype(jnp.float32)
+        return vector if order is None else vector[order]
+    if order is not None:
+        weight = take_rows(weight, order)
+    weight = jax.device_put(weight)
+    return _expanded(weight, recipe.dtype) if recipe.expand else weight
+
+
+def _expanded(weight: Weight, dtype: str) -> Weight:
+    if isinstance(weight, Dense) and str(weight.array.dtype) == dtype:
+        return weight
+    return Dense(array=_decode_to(dtype)(weight))
+
+
+def _decode_to(dtype: str) -> Callable[[Weight], jax.Array]:
+    return _DECODERS[dtype]
+
+
+_DECODERS = {
+    dtype: jax.jit(lambda weight, dtype=dtype: weight.decode().astype(dtype)) for dtype in ("float32", "bfloat16")
+}

@@ -1,0 +1,119 @@
+"""The compiled step: tokens in, tokens out, cache and slot state donated. Sampling happens inside."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int32
+
+from jaxserve.engine.logits import SlotState
+from jaxserve.engine.logprobs import TokenLogprobs, token_logprobs, token_logprobs_if_wanted
+from jaxserve.engine.sampling import sample
+from jaxserve.kv_cache import KVCache
+from jaxserve.models.model import Model
+from jaxserve.sampling_params import MAX_LOGPROBS
+from jaxserve.step_inputs import StepInputs, StepOutputs, StepShape, unpack
+from pallas_kernels.kernels import Kernels
+from pallas_kernels.ragged import RaggedLayout, positions_of_tokens
+
+PROMPT_LOGPROB_ROWS = 64  # prompt logits are made for so many tokens at a time: [64, V] instead of [T, V]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What the step is compiled from besides its shape."""
+
+    model: Model
+    config: Any
+    kernels: Kernels
+    dtype: str
+
+
+StepFunction = Callable[[Any, KVCache, SlotState, Array], tuple[StepOutputs, KVCache, SlotState]]
+
+
+def step_function(program: Program, shape: StepShape) -> StepFunction:
+    """The jitted step of one bucket; cache and state are donated."""
+    return jax.jit(partial(_step, program, shape), donate_argnums=(1, 2))
+
+
+def _step(
+    program: Program, shape: StepShape, params: Any, cache: KVCache, state: SlotState, buffer: Int32[Array, "W"]
+) -> tuple[StepOutputs, KVCache, SlotState]:
+    inputs = unpack(buffer, shape)
+    token_ids, state = _known_tokens(inputs, state)
+    hidden, cache = program.model.forward(
+        params, program.config, program.kernels, token_ids, inputs.layout, cache, dtype=program.dtype
+    )
+    unembed = partial(program.model.unembed, params, program.kernels)
+    last = jnp.clip(inputs.layout.query_starts[1:] - 1, 0, shape.num_tokens - 1)
+    logits = unembed(hidden[last])
+    drawn = sample(logits, inputs.sampling, state)
+    outputs = StepOutputs(
+        token_ids=drawn,
+        logprobs=token_logprobs_if_wanted(logits, drawn, inputs.sampling.wants_logprobs, MAX_LOGPROBS),
+        prompt_logprobs=_prompt_logprobs(unembed, hidden, inputs),
+    )
+    return outputs, cache, _remember(state, inputs, drawn)
+
+
+def _known_tokens(inputs: StepInputs, state: SlotState) -> tuple[Int32[Array, "T"], SlotState]:
+    """Token ids with those of the device filled in, and the history with this step's tokens."""
+    rows, positions, exists = positions_of_tokens(inputs.layout, inputs.token_ids.shape[0])
+    slots = inputs.slots[rows]
+    max_len = state.history.shape[1]
+    drawn_before = state.history[slots, jnp.clip(positions, 0, max_len - 1)]
+    token_ids = jnp.where(inputs.token_ids >= 0, inputs.token_ids, drawn_before)
+    token_ids = jnp.where(exists, jnp.maximum(token_ids, 0), 0)
+    at = (slots, jnp.where(exists, positions, max_len))
+    history = state.history.at[at].set(token_ids, mode="drop")
+    return token_ids, _with_history(state, history)
+
+
+def _remember(state: SlotState, inputs: StepInputs, drawn: Int32[Array, "B"]) -> SlotState:
+    """The history with each drawn token at the position it will have."""
+    max_len = state.history.shape[1]
+    positions = jnp.where(inputs.draws > 0, inputs.layout.kv_lengths, max_len)
+    return _with_history(state, state.history.at[inputs.slots, positions].set(drawn, mode="drop"))
+
+
+def _with_history(state: SlotState, history: Array) -> SlotState:
+    return SlotState(
+        history=history, bias_ids=state.bias_ids, bias_values=state.bias_values, stop_ids=state.stop_ids
+    )
+
+
+def _prompt_logprobs(
+    unembed: Callable[[Array], Array], hidden: Float[Array, "T D"], inputs: StepInputs
+) -> TokenLogprobs:
+    """Log probabilities of target_ids at every token; zeros at no cost when nobody wants them."""
+    num_tokens = hidden.shape[0]
+    rows = min(PROMPT_LOGPROB_ROWS, num_tokens)
+    padding = -num_tokens % rows
+
+    def some(block: tuple[Array, Array]) -> TokenLogprobs:
+        return token_logprobs(unembed(block[0]), block[1], MAX_LOGPROBS)
+
+    def compute() -> TokenLogprobs:
+        blocks = jnp.pad(hidden, ((0, padding), (0, 0))).reshape(-1, rows, hidden.shape[1])
+        targets = jnp.pad(inputs.target_ids, (0, padding)).reshape(-1, rows)
+        result = lax.map(some, (blocks, targets))
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:num_tokens], result)
+
+    return lax.cond(
+        inputs.wants_prompt_logprobs > 0, compute, lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(compute))
+    )
+
+
+def logits_of_tokens(
+    program: Program, params: Any, cache: KVCache, token_ids: Int32[Array, "T"], layout: RaggedLayout
+) -> tuple[Float[Array, "T V"], KVCache]:
+    """Logits at every token: the pure function under the engine, for notebooks and parity tests."""
+    hidden, cache = program.model.forward(
+        params, program.config, program.kernels, token_ids, layout, cache, dtype=program.dtype
+    )
+    return program.model.unembed(params, program.kernels, hidden), cache

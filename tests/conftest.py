@@ -1,0 +1,42 @@
+"""What every test runs under: checked array shapes, the CPU backend, a compilation cache inside the clone."""
+
+import os
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Before jax is imported, and inherited by the processes that tests start.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+# Before the packages are imported: modules loaded earlier would stay unchecked.
+install_import_hook(["jaxserve", "pallas_kernels", "sharding", "checkpoints"], "beartype.beartype")
+
+DEVICE_PLATFORMS = {"gpu": ("cuda", "gpu"), "tpu": ("tpu",)}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--network", action="store_true", help="run the tests that reach out of this machine")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips device tests where JAX_PLATFORMS names another device, and network tests without --network."""
+    chosen = os.environ["JAX_PLATFORMS"].split(",")[0]
+    for item in items:
+        for mark, platforms in DEVICE_PLATFORMS.items():
+            if item.get_closest_marker(mark) and chosen not in platforms:
+                item.add_marker(pytest.mark.skip(reason=f"run with JAX_PLATFORMS={platforms[0]}"))
+        if item.get_closest_marker("network") and not config.getoption("--network"):
+            item.add_marker(pytest.mark.skip(reason="run with --network"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The small model tests run on, pulled on first use. When it cannot be had, the test errors and says why."""
+    from checkpoints.hub import default_cache_dir, pull  # here: the import hook must be in place first
+
+    return pull("smollm2-135m-instruct", cache_dir=default_cache_dir(os.environ), progress=False).path
