@@ -3,7 +3,9 @@
 from jaxserve.errors import ConfigError
 from jaxserve.step_inputs import StepShape
 
-GROWTH = 4  # each bucket is this many times the one below: a step pads by at most so much
+GROWTH = 8  # from one bucket to the next; coarser means fewer programs to compile and more padding
+DECODE_GROWTH = 4
+MIXED_SINGLES = 2  # a prefill beside at most this many decodes does not pay for the rows of a full batch
 
 
 def step_shapes(
@@ -16,29 +18,27 @@ def step_shapes(
     smallest = 2 if deterministic else 1
     decodes = [
         StepShape(single_rows=rows, chunk_tokens=0, chunk_rows=0, max_pages=max_pages)
-        for rows in _sizes(smallest, max(max_num_seqs, smallest), first_growth=8)
+        for rows in _sizes(smallest, max(max_num_seqs, smallest), growth=DECODE_GROWTH)
     ]
     singles = decodes[-1].single_rows
     mixed = [
         StepShape(
             single_rows=rows, chunk_tokens=tokens, chunk_rows=min(max_prefills, tokens), max_pages=max_pages
         )
-        for tokens in _sizes(min(64, max_num_batched_tokens), max_num_batched_tokens, first_growth=GROWTH)
+        for tokens in _sizes(min(64, max_num_batched_tokens), max_num_batched_tokens, growth=GROWTH)
         for rows in {min(MIXED_SINGLES, singles), singles}
     ]
     return tuple(sorted(decodes) + sorted(mixed, key=lambda s: (s.num_tokens, s.chunk_tokens)))
 
 
-MIXED_SINGLES = 2  # a prefill beside at most this many decodes does not pay for the rows of a full batch
-
-
-def _sizes(smallest: int, largest: int, *, first_growth: int) -> list[int]:
-    """smallest, then growing by factors, ending with largest exactly."""
-    sizes, size, factor = [], smallest, first_growth
-    while size < largest:
-        sizes.append(size)
-        size, factor = size * factor, GROWTH
-    return [*sizes, largest]
+def _sizes(smallest: int, largest: int, *, growth: int) -> list[int]:
+    """smallest, its multiples by growth, and largest, which replaces a last one that is almost as large."""
+    sizes = [smallest]
+    while sizes[-1] * growth < largest:
+        sizes.append(sizes[-1] * growth)
+    if 2 * sizes[-1] > largest and len(sizes) > 1:
+        sizes.pop()
+    return sizes if sizes[-1] >= largest else [*sizes, largest]
 
 
 def choose_shape(shapes: tuple[StepShape, ...], num_singles: int, chunk_tokens: int, chunk_rows: int) -> StepShape:

@@ -11,7 +11,7 @@ import jax
 from jaxserve.config import Choice, EngineConfig
 from jaxserve.engine.buckets import check_limits, step_shapes
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.executor import DeviceExecutor, ProgramReport
+from jaxserve.engine.executor import DeviceExecutor
 from jaxserve.engine.loading import LoadedModel, Recipe, load_model
 from jaxserve.engine.memory import PageBudget, page_budget, spare_bytes
 from jaxserve.engine.progress import Progress
@@ -35,7 +35,6 @@ class BuiltEngine:
     executor: DeviceExecutor
     loaded: LoadedModel
     choices: dict[str, Choice]
-    programs: list[ProgramReport]
     max_model_len: int
     seconds: float
 
@@ -50,8 +49,8 @@ class _Device:
         return f"{self.device.platform} ({self.device.device_kind})"
 
 
-def build_engine(config: EngineConfig, path: Path, eos_token_ids: frozenset[int], progress: Progress) -> BuiltEngine:
-    """Loads, sizes the cache, compiles. Raises ConfigError for choices that cannot work, before anything is loaded
+def build_engine(config: EngineConfig, path: Path, eos_token_ids: frozenset[int], progress: Progress, *, warm_up: bool) -> BuiltEngine:
+    """Loads, sizes the cache and, if warm_up, compiles every step shape. Raises ConfigError for choices that cannot work, before anything is loaded
     where that can be known."""
     start = time.perf_counter()
     use_compilation_cache(config.compilation_cache_dir)
@@ -66,7 +65,8 @@ def build_engine(config: EngineConfig, path: Path, eos_token_ids: frozenset[int]
         loaded.params["layers"] = stack_layers(loaded.params["layers"])
     _describe_weights(loaded, recipe, choices)
     executor, max_model_len, num_pages = _executor(config, loaded, kernels, recipe, limits, device, eos_token_ids, choices)
-    programs = executor.compile(progress)
+    if warm_up:
+        executor.compile_all(progress)
     scheduler = Scheduler(
         num_pages=num_pages,
         page_size=config.page_size,
@@ -81,7 +81,6 @@ def build_engine(config: EngineConfig, path: Path, eos_token_ids: frozenset[int]
         executor=executor,
         loaded=loaded,
         choices=choices,
-        programs=programs,
         max_model_len=max_model_len,
         seconds=time.perf_counter() - start,
     )

@@ -28,6 +28,11 @@ class CompileWatch:
         jax.monitoring.register_event_duration_secs_listener(self._on_duration)
         return self
 
+    def watch_this_thread(self) -> "CompileWatch":
+        """Begins to count, programs of the calling thread only."""
+        self._thread = threading.get_ident()
+        return self.start()
+
     def stop(self) -> None:
         """Ends counting; the numbers stay."""
         jax.monitoring.unregister_event_listener(self._on_event)

@@ -27,7 +27,7 @@ class Engine:
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
 
-    def add(
+    def request(
         self,
         request_id: str,
         prompt_token_ids: list[int],
@@ -38,8 +38,11 @@ class Engine:
         index: int = 0,
         priority: int = 0,
         cache_domain: tuple[str, ...] = (),
-    ) -> None:
-        """Queues one choice of a request. Raises PromptTooLong when it can never run."""
+    ) -> Request:
+        """One choice of a request, checked and ready to be added. Any thread may call it.
+
+        Raises PromptTooLong when it can never run.
+        """
         seed = fresh_seed(self._seed, next(self._serials)) if params.seed is None else sample_seed(params.seed, index)
         wants_prompt = params.prompt_logprobs is not None and index == 0
         payload = EngineRequest(
@@ -57,8 +60,13 @@ class Engine:
             reads_prefix_cache=not wants_prompt,
             payload=payload,
         )
+        self.scheduler.check(request)
+        return request
+
+    def add(self, request: Request) -> None:
+        """Queues what `request` made."""
         self.scheduler.add(request)
-        self.num_prompt_tokens += len(prompt_token_ids)
+        self.num_prompt_tokens += len(request.prompt_token_ids)
 
     def abort(self, request_id: str) -> bool:
         """Ends a request in any phase; False when it is not known (any more)."""

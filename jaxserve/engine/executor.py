@@ -16,7 +16,7 @@ from jaxserve.engine.inputs import InputFiller
 from jaxserve.engine.logits import SlotState
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.requests import EngineRequest, needs_slot_state
-from jaxserve.engine.step import Program, StepFunction, step_function
+from jaxserve.engine.step import Program, step_function
 from jaxserve.kv_cache import KVCache, KVCacheSpec, empty_cache
 from jaxserve.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from jaxserve.scheduler.request import Request
@@ -100,7 +100,7 @@ def _set_slot(
 
 
 class DeviceExecutor:
-    """The real executor. `compile` must have run before the first step; after it nothing compiles."""
+    """The real executor. After `compile_all` nothing compiles any more; without it each shape does on first use."""
 
     def __init__(
         self,
@@ -125,25 +125,43 @@ class DeviceExecutor:
         self._state = empty_state(num_slots, max_model_len)
         self._steps: dict[StepShape, Any] = {}
         self._set_slot: Any = None
+        self.programs: list[ProgramReport] = []
 
-    def compile(self, progress: Progress) -> list[ProgramReport]:
-        """Compiles the step of every bucket, or reads it from the persistent cache."""
-        reports = []
+    def compile_all(self, progress: Progress) -> None:
+        """Compiles every program, or reads it from the persistent cache."""
         with progress.task("compiling", len(self.shapes) + 1) as advance:
             for shape in self.shapes:
-                compiled, report = _compile(step_function(self.program, shape), str(shape), self._arguments(shape))
-                self._steps[shape] = compiled
-                reports.append(report)
+                self._step(shape)
                 advance(1)
-            set_slot = jax.jit(_set_slot, donate_argnums=0)
-            arguments = (self._state, *jax.tree.map(jnp.asarray, self._slot_row(None)))
-            self._set_slot, report = _compile(set_slot, "place request", arguments)
+            self._slot_setter()
             advance(1)
-        return [*reports, report]
 
-    def _arguments(self, shape: StepShape) -> tuple[Any, KVCache, SlotState, Any]:
-        buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32)
-        return self.params, self._cache, self._state, buffer
+    def _step(self, shape: StepShape) -> Any:
+        if shape not in self._steps:
+            buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32)
+            arguments = (self.params, self._cache, self._state, buffer)
+            self._steps[shape] = self._compiled(step_function(self.program, shape), str(shape), arguments)
+        return self._steps[shape]
+
+    def _slot_setter(self) -> Any:
+        if self._set_slot is None:
+            arguments = (self._state, *jax.device_put(self._slot_row(None)))
+            self._set_slot = self._compiled(jax.jit(_set_slot, donate_argnums=0), "place request", arguments)
+        return self._set_slot
+
+    def _compiled(self, function: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+        start = time.perf_counter()
+        with CompileWatch() as watch:
+            compiled = function.lower(*arguments).compile()
+        memory = compiled.memory_analysis()
+        report = ProgramReport(
+            name=name,
+            seconds=time.perf_counter() - start,
+            from_cache=watch.requests > 0 and watch.compiled == 0,
+            temp_bytes=memory.temp_size_in_bytes if memory else 0,
+        )
+        self.programs.append(report)
+        return compiled
 
     def place(self, requests: Sequence[Request]) -> None:
         """Takes over requests that were given a slot: sampling rows, and device state where it is needed."""
@@ -152,7 +170,7 @@ class DeviceExecutor:
             assert isinstance(payload, EngineRequest) and slot is not None
             self._filler.place(request, payload.params, payload.seed, payload.prompt_logprobs is not None)
             if needs_slot_state(payload.params) or slot in self._dirty_slots:
-                self._state = self._set_slot(self._state, *jax.device_put(self._slot_row(request)))
+                self._state = self._slot_setter()(self._state, *jax.device_put(self._slot_row(request)))
                 self._dirty_slots.add(slot)
 
     def _slot_row(self, request: Request | None) -> tuple[np.ndarray, ...]:
@@ -176,7 +194,7 @@ class DeviceExecutor:
         """Starts the step on the device and returns at once."""
         self.place(plan.placed)
         shape, buffer = self._filler.fill(plan)
-        outputs, self._cache, self._state = self._steps[shape](
+        outputs, self._cache, self._state = self._step(shape)(
             self.params, self._cache, self._state, jax.device_put(buffer)
         )
         return InFlight(plan=plan, shape=shape, outputs=outputs)
@@ -216,16 +234,3 @@ def wanted_logprobs(plan: StepPlan) -> tuple[bool, bool]:
         wants_prompt = wants_prompt or payload.prompt_logprobs is not None
     return wants, wants_prompt
 
-
-def _compile(function: Any, name: str, arguments: tuple[Any, ...]) -> tuple[Any, ProgramReport]:
-    start = time.perf_counter()
-    with CompileWatch() as watch:
-        compiled = function.lower(*arguments).compile()
-    memory = compiled.memory_analysis()
-    report = ProgramReport(
-        name=name,
-        seconds=time.perf_counter() - start,
-        from_cache=watch.requests > 0 and watch.compiled == 0,
-        temp_bytes=memory.temp_size_in_bytes if memory else 0,
-    )
-    return compiled, report

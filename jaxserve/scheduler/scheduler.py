@@ -126,14 +126,18 @@ class Scheduler:
                 f"request id {request.request_id!r} is already in use; choose another or wait for its end",
                 param="request_id",
             )
-        num_cache_tokens = self._pool.num_pages * self._placement.page_size
-        check_fits(request, max_model_len=self._max_model_len, num_cache_tokens=num_cache_tokens)
+        self.check(request)
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
         request.rank = (request.priority, request.arrival)
         request.max_total_tokens = min(len(request.token_ids) + request.max_tokens, self._max_model_len)
         self._requests[request.request_id] = request
         insort(self._waiting, request, key=_rank)
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidRequest or PromptTooLong for a request that could never run; any thread may ask."""
+        num_cache_tokens = self._pool.num_pages * self._placement.page_size
+        check_fits(request, max_model_len=self._max_model_len, num_cache_tokens=num_cache_tokens)
 
     def abort(self, request_id: str) -> bool:
         """Ends the request at once, without further events. False: no such request (any more)."""

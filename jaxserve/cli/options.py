@@ -1,0 +1,220 @@
+"""Command-line options made from the dataclasses they fill, so that no option is written down twice.
+
+`@takes(config=engine_options())` replaces a command's parameter `config` by one option for each field of EngineConfig,
+and calls the command with the finished object. Typer reads the signature that is made here.
+"""
+
+import dataclasses
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from checkpoints.catalog import DEFAULT_MODEL
+from checkpoints.hub import default_cache_dir
+from jaxserve.cli.values import bias_entry, human_number, template_source
+from jaxserve.config import EngineConfig
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.server.options import ServerOptions
+
+MODEL_HELP = "A catalog name, a .gguf file, a folder of safetensors, or hf:ORG/REPO."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One field on the command line. None stands for what the field itself says: its name, its type."""
+
+    help: str
+    names: tuple[str, ...] | None = None
+    annotation: Any = None
+    parser: Callable[[str], Any] | None = None
+    metavar: str | None = None
+    envvar: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionGroup:
+    """Options that together make one object; `build` gets their values by field name."""
+
+    parameters: tuple[inspect.Parameter, ...]
+    build: Callable[[dict[str, Any]], Any]
+
+
+def takes(**groups: OptionGroup) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a command: each named parameter of it becomes the options of a group."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = [p for p in inspect.signature(command).parameters.values() if p.name not in groups]
+        added = [p for group in groups.values() for p in group.parameters]
+        signature = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*added, *own)])
+
+        @functools.wraps(command)
+        def run(**values: Any) -> Any:
+            built = {}
+            for name, group in groups.items():
+                built[name] = group.build({p.name: values.pop(p.name) for p in group.parameters})
+            return command(**values, **built)
+
+        run.__signature__ = signature  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+        return run
+
+    return decorate
+
+
+def engine_options(*, default_model: str = DEFAULT_MODEL) -> OptionGroup:
+    """MODEL and every field of EngineConfig, as a parameter of type EngineConfig."""
+    argument = typer.Argument(help=MODEL_HELP, show_default=True)
+    model = _parameter("model", Annotated[str, argument], default_model)
+    rest = [_option(EngineConfig, name, flag, panel="Engine") for name, flag in ENGINE_FLAGS.items()]
+    return OptionGroup(parameters=(model, *rest), build=_engine_config)
+
+
+def sampling_options(*, max_tokens: int) -> OptionGroup:
+    """The fields of SamplingParams but `seed` and `detokenize`, as a parameter of type SamplingParams.
+
+    --seed belongs to the engine, which gives it to requests that name none.
+    """
+    options = [_option(SamplingParams, name, flag, panel="Sampling") for name, flag in SAMPLING_FLAGS.items()]
+    defaults = {"max_tokens": max_tokens}
+    parameters = tuple(p.replace(default=defaults.get(p.name, p.default)) for p in options)
+    return OptionGroup(parameters=parameters, build=_sampling_params)
+
+
+def server_options() -> OptionGroup:
+    """Every field of ServerOptions, as a parameter of that type."""
+    options = [_option(ServerOptions, name, flag, panel="Server") for name, flag in SERVER_FLAGS.items()]
+    return OptionGroup(parameters=tuple(options), build=_server_options)
+
+
+def _option(cls: type, name: str, flag: Flag, *, panel: str) -> inspect.Parameter:
+    found = next(f for f in dataclasses.fields(cls) if f.name == name)
+    annotation = flag.annotation or found.type
+    repeatable = annotation == list[str]
+    dashed = name.replace("_", "-")
+    names = flag.names or ((f"--{dashed}/--no-{dashed}",) if annotation is bool else (f"--{dashed}",))
+    option = typer.Option(
+        *names,
+        help=flag.help,
+        parser=flag.parser,
+        metavar=flag.metavar,
+        envvar=flag.envvar,
+        show_default=found.default is not None and not repeatable,
+        rich_help_panel=panel,
+    )
+    return _parameter(name, Annotated[annotation, option], [] if repeatable else found.default)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def cache_folders(
+    environ: Mapping[str, str], cache_dir: Path | None, compilation_cache_dir: Path | None
+) -> tuple[Path, Path]:
+    """Where models and compiled programs are kept. JAX's own variable for the latter is respected."""
+    home = cache_dir or default_cache_dir(environ)
+    named = compilation_cache_dir or environ.get("JAX_COMPILATION_CACHE_DIR")
+    return home, Path(named).expanduser() if named else home / "xla"
+
+
+def _engine_config(values: dict[str, Any]) -> EngineConfig:
+    folders = cache_folders(os.environ, values["cache_dir"], values["compilation_cache_dir"])
+    return EngineConfig(**{**values, "cache_dir": folders[0], "compilation_cache_dir": folders[1]})
+
+
+def _sampling_params(values: dict[str, Any]) -> SamplingParams:
+    values["logit_bias"] = dict(map(bias_entry, values["logit_bias"])) or None
+    values["stop"] = values["stop"] or None
+    values["stop_token_ids"] = values["stop_token_ids"] or None
+    return SamplingParams(**values)
+
+
+def _server_options(values: dict[str, Any]) -> ServerOptions:
+    return ServerOptions(**{k: tuple(v) if isinstance(v, list | tuple) else v for k, v in values.items()})
+
+
+def _number(help: str, *names: str) -> Flag:
+    """A count that may be written as people do: 8192, 8k (8,000), 8K (8,192)."""
+    return Flag(help=help, names=names or None, annotation=int, parser=human_number, metavar="NUMBER")
+
+
+ENGINE_FLAGS: dict[str, Flag] = {
+    "dtype": Flag(help="Type of activations."),
+    "max_model_len": _number("Longest prompt plus answer, in tokens. 8k is 8,000 and 8K is 8,192."),
+    "max_num_seqs": _number("Sequences that may run at once."),
+    "max_num_batched_tokens": _number("Tokens computed in one step at most."),
+    "page_size": _number("Tokens per KV page.", "--page-size", "--block-size"),
+    "num_pages": _number("KV pages; computed from memory when left out."),
+    "kv_cache_memory_bytes": _number("Memory for the KV cache, such as 2G (2 * 1024^3)."),
+    "kv_cache_dtype": Flag(help="Type of keys and values in the cache."),
+    "kernels": Flag(help="Implementation of attention and quantized products."),
+    "expand_weights": Flag(help="Whether packed weights are written out at load."),
+    "plan": Flag(help="Sharding plan; this version runs on one device and refuses it."),
+    "seed": Flag(help="Seed of requests that name none."),
+    "enable_prefix_caching": Flag(help="Reuse the cache of prompts that begin alike."),
+    "overlap": Flag(help="Dispatch the next step before the last one's tokens are read."),
+    "deterministic": Flag(help="A request's logits are bit-identical in every batch."),
+    "max_waiting": _number("Requests queued before new ones are refused."),
+    "chat_template": Flag(
+        help="Jinja chat template, a file or the text itself, instead of the model's.",
+        parser=template_source,
+        annotation=str,
+        metavar="FILE|TEXT",
+    ),
+    "cache_dir": Flag(help="Models and compiled programs live here; default: $JAXSERVE_HOME or ~/.cache/jaxserve."),
+    "compilation_cache_dir": Flag(help="Compiled programs live here; default: xla in the cache folder."),
+}
+
+SAMPLING_FLAGS: dict[str, Flag] = {
+    "max_tokens": Flag(help="Tokens to generate at most.", annotation=int),
+    "temperature": Flag(help="0 always takes the likeliest token."),
+    "top_p": Flag(help="Keep the likeliest tokens that together have this probability."),
+    "top_k": Flag(help="Keep so many tokens; 0 or -1 keeps all."),
+    "min_p": Flag(help="Drop tokens less likely than this share of the likeliest."),
+    "repetition_penalty": Flag(help="Above 1 makes every token seen so far less likely."),
+    "presence_penalty": Flag(help="Subtracted from the logit of tokens generated before."),
+    "frequency_penalty": Flag(help="As the above, times the number of occurrences."),
+    "logit_bias": Flag(
+        help="Added to a token's logit; repeatable.", annotation=list[str], metavar="TOKEN_ID=NUMBER"
+    ),
+    "stop": Flag(help="Text that ends the answer; repeatable.", annotation=list[str]),
+    "stop_token_ids": Flag(
+        help="Token that ends the answer; repeatable.",
+        names=("--stop-token-ids", "--stop-token-id"),
+        annotation=list[int],
+    ),
+    "include_stop_str_in_output": Flag(help="Keep the stop text in the answer."),
+    "ignore_eos": Flag(help="Go on after the end-of-sequence token."),
+    "min_tokens": Flag(help="Tokens before an end is allowed."),
+    "n": Flag(help="Answers to the same prompt.", names=("--n", "-n")),
+    "logprobs": Flag(help="Log probabilities of so many alternatives per token."),
+    "prompt_logprobs": Flag(help="The same for the prompt."),
+    "skip_special_tokens": Flag(help="Leave special tokens out of the text."),
+}
+
+SERVER_FLAGS: dict[str, Flag] = {
+    "host": Flag(help="Address to listen on."),
+    "port": Flag(help="Port to listen on; 0 takes any free one."),
+    "api_keys": Flag(
+        help="Key that clients must send; repeatable.",
+        names=("--api-key",),
+        annotation=list[str],
+        envvar="JAXSERVE_API_KEY",
+    ),
+    "served_model_names": Flag(
+        help="Name that clients use; repeatable.", names=("--served-model-name",), annotation=list[str]
+    ),
+    "max_body_bytes": _number("Largest request body."),
+    "drain_timeout_seconds": Flag(
+        help="Seconds that running requests may take after SIGTERM.", names=("--drain-timeout",), metavar="SECONDS"
+    ),
+    "root_path": Flag(help="Path prefix that a proxy in front takes off."),
+    "allowed_origins": Flag(help="CORS origin, or *; repeatable.", annotation=list[str]),
+    "access_log": Flag(help="One line per HTTP request."),
+}

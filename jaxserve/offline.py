@@ -1,0 +1,242 @@
+"""`LLM`: a model in this process, without a server. Names and results are vLLM's."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from checkpoints import errors as checkpoint_errors
+from checkpoints import hub
+from checkpoints.load import is_gguf, open_weights
+from jaxserve.config import EngineConfig
+from jaxserve.engine.build import build_engine
+from jaxserve.engine.progress import Progress, Silent
+from jaxserve.errors import ConfigError, DownloadError, InvalidRequest, ModelNotFound
+from jaxserve.frontend import EngineStats, Frontend, ServedModel
+from jaxserve.generation import Generation
+from jaxserve.outputs import CompletionOutput, RequestOutput, TextDelta
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.tokens import ChatTemplate, Tokenizer, load_tokenizer_from_folder, load_tokenizer_from_gguf
+
+Prompt = str | list[int] | dict[str, Any]
+UNLIMITED = 1 << 40  # offline callers wait for their own requests; nothing is refused
+
+
+def find_model(name: str, cache_dir: Path | None) -> Path:
+    """Where the model lies, fetched first if need be. Raises ModelNotFound or DownloadError."""
+    try:
+        return hub.resolve(name, cache_dir=cache_dir or hub.default_cache_dir({}))
+    except checkpoint_errors.UnknownModel as error:
+        raise ModelNotFound(str(error)) from error
+    except checkpoint_errors.DownloadError as error:
+        raise DownloadError(str(error)) from error
+
+
+def start_frontend(config: EngineConfig, progress: Progress, *, warm_up: bool, max_open: int | None = None) -> Frontend:
+    """A running frontend for the configured model.
+
+    warm_up: compile every step shape before returning, after which a compilation counts as a defect; otherwise each
+    shape compiles on first use.
+    """
+    path = find_model(config.model, config.cache_dir)
+    tokenizer = read_tokenizer(path, progress)
+    template = _chat_template(config, tokenizer)
+    eos_token_ids = frozenset() if tokenizer is None else tokenizer.eos_token_ids
+    built = build_engine(config, path, eos_token_ids, progress, warm_up=warm_up)
+    served = ServedModel(
+        name=config.model,
+        version=str(path),
+        max_model_len=built.max_model_len,
+        vocab_size=built.loaded.config.vocab_size,
+        eos_token_ids=eos_token_ids,
+        tokenizer=tokenizer,
+        chat_template=template,
+    )
+    return Frontend(
+        built.engine,
+        served,
+        max_open=max_open if max_open is not None else built.choices["max_num_seqs"].value + config.max_waiting,
+        choices=built.choices,
+        programs=built.executor.programs,
+        startup_seconds=built.seconds,
+        is_warm=warm_up,
+    )
+
+
+def read_tokenizer(path: Path, progress: Progress) -> Tokenizer | None:
+    """The model's tokenizer, or None where it has none, which is said: token ids still work."""
+    if is_gguf(path):
+        with open_weights(path) as source:
+            metadata = source.metadata
+        if "tokenizer.ggml.model" not in metadata:
+            progress.note(f"{path.name} holds no tokenizer: send token ids, text needs one")
+            return None
+        return load_tokenizer_from_gguf(metadata)
+    folder = path if path.is_dir() else path.parent
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        progress.note(f"{folder.name} holds no tokenizer: send token ids, text needs one")
+        return None
+    return load_tokenizer_from_folder(folder)
+
+
+def _chat_template(config: EngineConfig, tokenizer: Tokenizer | None) -> ChatTemplate | None:
+    source = config.chat_template or (None if tokenizer is None else tokenizer.chat_template)
+    if source is None:
+        return None
+    if tokenizer is None:
+        raise ConfigError("--chat-template needs a tokenizer, and this model has none")
+    return ChatTemplate(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+
+
+class LLM:
+    """A model to generate with.
+
+        with LLM("smollm2-135m-instruct") as llm:
+            print(llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].outputs[0].text)
+
+    Options are EngineConfig's fields (vLLM's names). Raises ConfigError for an unknown one. `close` gives the memory
+    back; several LLMs can live side by side.
+    """
+
+    def __init__(self, model: str, *, progress: Progress | None = None, **options: Any) -> None:
+        unknown = sorted(set(options) - EngineConfig.names())
+        if unknown:
+            known = ", ".join(sorted(EngineConfig.names() - {"model"}))
+            raise ConfigError(f"LLM() has no option {', '.join(unknown)}; it has {known}")
+        config = EngineConfig(model=model, **options)
+        self.frontend = start_frontend(config, progress or Silent(), warm_up=False, max_open=UNLIMITED)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """One result per prompt, in order. A prompt is text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...}
+        with an optional "cache_salt"."""
+        many = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[arg-type]
+        read = [self._read_prompt(prompt) for prompt in many]
+        return self._run(read, sampling_params, priority)
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers to one conversation, or to each of several."""
+        is_one = bool(messages) and isinstance(messages[0], dict)
+        conversations = [messages] if is_one or not messages else messages
+        options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, **(chat_template_kwargs or {})}
+        if continue_final_message:
+            options |= {"continue_final_message": True, "add_generation_prompt": False}
+        if tools is not None:
+            options["tools"] = tools
+        read = [_Read(self.frontend.encode_chat(list(each), **options), None, None) for each in conversations]  # type: ignore[arg-type]
+        return self._run(read, sampling_params, None)
+
+    def _run(
+        self,
+        prompts: list["_Read"],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        params = sampling_params if sampling_params is not None else SamplingParams()
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts) or (priority is not None and len(priority) != len(prompts)):
+            raise InvalidRequest(f"{len(prompts)} prompts came with {len(each)} sampling params or other priorities")
+        generations: list[Generation] = []
+        try:
+            for i, prompt in enumerate(prompts):
+                rank = 0 if priority is None else priority[i]
+                generations.append(
+                    self.frontend.submit(prompt.token_ids, each[i], priority=rank, cache_salt=prompt.cache_salt)
+                )
+            return [collect(generation, p.text) for generation, p in zip(generations, prompts, strict=True)]
+        except BaseException:
+            for generation in generations:
+                generation.abort()
+            raise
+
+    def _read_prompt(self, prompt: Prompt) -> "_Read":
+        if isinstance(prompt, str):
+            return _Read(self.frontend.encode_prompt(prompt), prompt, None)
+        if isinstance(prompt, list):
+            return _Read(prompt, None, None)
+        salt = prompt.get("cache_salt")
+        if "prompt_token_ids" in prompt:
+            return _Read(list(prompt["prompt_token_ids"]), None, salt)
+        if "prompt" in prompt:
+            return _Read(self.frontend.encode_prompt(prompt["prompt"]), prompt["prompt"], salt)
+        raise InvalidRequest('a prompt dict needs "prompt" or "prompt_token_ids"', param="prompt")
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer."""
+        return self.frontend.tokenizer
+
+    def get_metrics(self) -> EngineStats:
+        """Counters since the start."""
+        return self.frontend.stats()
+
+    def effective_config(self) -> dict[str, dict[str, Any]]:
+        """Every choice that was made, with its reason."""
+        return self.frontend.effective_config()
+
+    def close(self) -> None:
+        """Ends the engine's thread and frees the device memory; more than once is fine."""
+        self.frontend.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if frontend := getattr(self, "frontend", None):
+            frontend.close()
+
+
+class _Read:
+    """A prompt as token ids, with the text it came from."""
+
+    __slots__ = ("cache_salt", "text", "token_ids")
+
+    def __init__(self, token_ids: list[int], text: str | None, cache_salt: str | None) -> None:
+        self.token_ids, self.text, self.cache_salt = token_ids, text, cache_salt
+
+
+def _is_single(prompts: object) -> bool:
+    if isinstance(prompts, str | dict):
+        return True
+    return isinstance(prompts, list) and bool(prompts) and all(isinstance(p, int) for p in prompts)
+
+
+def collect(generation: Generation, prompt: str | None) -> RequestOutput:
+    """Waits for every choice of a generation."""
+    outputs = [CompletionOutput(index=i, text="", token_ids=[]) for i in range(generation.num_choices)]
+    for delta in generation:
+        _add_delta(outputs[delta.index], delta)
+    return RequestOutput(
+        request_id=generation.request_id,
+        prompt=prompt,
+        prompt_token_ids=generation.prompt_token_ids,
+        prompt_logprobs=generation.prompt_logprobs,
+        outputs=outputs,
+        num_cached_tokens=generation.num_cached_tokens,
+    )
+
+
+def _add_delta(output: CompletionOutput, delta: TextDelta) -> None:
+    output.text += delta.text
+    output.token_ids.extend(delta.token_ids)
+    if delta.logprobs is not None:
+        output.logprobs = (output.logprobs or []) + list(delta.logprobs)
+        chosen = (entry[token].logprob for entry, token in zip(delta.logprobs, delta.token_ids, strict=True))
+        output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(chosen)
+    if delta.finish_reason is not None:
+        output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
