@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.options import ServerOptions
 
 MODEL_HELP = "A catalog name, a .gguf file, a folder of safetensors, or hf:ORG/REPO."
+CACHE_DIR_HELP = "Models and compiled programs live here; default: $JAXSERVE_HOME, or ~/.cache/jaxserve."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,16 +72,16 @@ def engine_options(*, default_model: str = DEFAULT_MODEL) -> OptionGroup:
     """MODEL and every field of EngineConfig, as a parameter of type EngineConfig."""
     argument = typer.Argument(help=MODEL_HELP, show_default=True)
     model = _parameter("model", Annotated[str, argument], default_model)
-    rest = [_option(EngineConfig, name, flag, panel="Engine") for name, flag in ENGINE_FLAGS.items()]
+    rest = [_option(EngineConfig, name, flag) for name, flag in ENGINE_FLAGS.items()]
     return OptionGroup(parameters=(model, *rest), build=_engine_config)
 
 
-def sampling_options(*, max_tokens: int) -> OptionGroup:
-    """The fields of SamplingParams but `seed` and `detokenize`, as a parameter of type SamplingParams.
+def sampling_options(*, max_tokens: int, leave_out: Sequence[str] = ()) -> OptionGroup:
+    """The fields of SamplingParams but `seed`, `detokenize` and those left out, as a parameter of that type.
 
     --seed belongs to the engine, which gives it to requests that name none.
     """
-    options = [_option(SamplingParams, name, flag, panel="Sampling") for name, flag in SAMPLING_FLAGS.items()]
+    options = [_option(SamplingParams, name, flag) for name, flag in SAMPLING_FLAGS.items() if name not in leave_out]
     defaults = {"max_tokens": max_tokens}
     parameters = tuple(p.replace(default=defaults.get(p.name, p.default)) for p in options)
     return OptionGroup(parameters=parameters, build=_sampling_params)
@@ -88,16 +89,17 @@ def sampling_options(*, max_tokens: int) -> OptionGroup:
 
 def server_options() -> OptionGroup:
     """Every field of ServerOptions, as a parameter of that type."""
-    options = [_option(ServerOptions, name, flag, panel="Server") for name, flag in SERVER_FLAGS.items()]
+    options = [_option(ServerOptions, name, flag) for name, flag in SERVER_FLAGS.items()]
     return OptionGroup(parameters=tuple(options), build=_server_options)
 
 
-def _option(cls: type, name: str, flag: Flag, *, panel: str) -> inspect.Parameter:
+def _option(cls: type, name: str, flag: Flag) -> inspect.Parameter:
     found = next(f for f in dataclasses.fields(cls) if f.name == name)
     annotation = flag.annotation or found.type
     repeatable = annotation == list[str]
     dashed = name.replace("_", "-")
-    names = flag.names or ((f"--{dashed}/--no-{dashed}",) if annotation is bool else (f"--{dashed}",))
+    switches_off = annotation is bool and found.default is True
+    names = flag.names or (f"--{dashed}/--no-{dashed}" if switches_off else f"--{dashed}",)
     option = typer.Option(
         *names,
         help=flag.help,
@@ -105,13 +107,17 @@ def _option(cls: type, name: str, flag: Flag, *, panel: str) -> inspect.Paramete
         metavar=flag.metavar,
         envvar=flag.envvar,
         show_default=found.default is not None and not repeatable,
-        rich_help_panel=panel,
     )
     return _parameter(name, Annotated[annotation, option], [] if repeatable else found.default)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def model_cache(cache_dir: Path | None) -> Path:
+    """Where models are kept: as given, or as the environment says."""
+    return cache_dir or default_cache_dir(os.environ)
 
 
 def cache_folders(
@@ -136,7 +142,8 @@ def _sampling_params(values: dict[str, Any]) -> SamplingParams:
 
 
 def _server_options(values: dict[str, Any]) -> ServerOptions:
-    return ServerOptions(**{k: tuple(v) if isinstance(v, list | tuple) else v for k, v in values.items()})
+    frozen: dict[str, Any] = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in values.items()}
+    return ServerOptions(**frozen)
 
 
 def _number(help: str, *names: str) -> Flag:
@@ -167,7 +174,7 @@ ENGINE_FLAGS: dict[str, Flag] = {
         annotation=str,
         metavar="FILE|TEXT",
     ),
-    "cache_dir": Flag(help="Models and compiled programs live here; default: $JAXSERVE_HOME or ~/.cache/jaxserve."),
+    "cache_dir": Flag(help=CACHE_DIR_HELP),
     "compilation_cache_dir": Flag(help="Compiled programs live here; default: xla in the cache folder."),
 }
 
@@ -180,9 +187,7 @@ SAMPLING_FLAGS: dict[str, Flag] = {
     "repetition_penalty": Flag(help="Above 1 makes every token seen so far less likely."),
     "presence_penalty": Flag(help="Subtracted from the logit of tokens generated before."),
     "frequency_penalty": Flag(help="As the above, times the number of occurrences."),
-    "logit_bias": Flag(
-        help="Added to a token's logit; repeatable.", annotation=list[str], metavar="TOKEN_ID=NUMBER"
-    ),
+    "logit_bias": Flag(help="Added to a token's logit; repeatable.", annotation=list[str], metavar="TOKEN_ID=NUMBER"),
     "stop": Flag(help="Text that ends the answer; repeatable.", annotation=list[str]),
     "stop_token_ids": Flag(
         help="Token that ends the answer; repeatable.",

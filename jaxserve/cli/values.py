@@ -42,4 +42,6 @@ def template_source(text: str) -> str:
         return Path(text).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise typer.BadParameter(f"{text!r} is neither a template (it has no '{{') nor a readable file: {reason}") from None
+        raise typer.BadParameter(
+            f"{text!r} is neither a template (it has no '{{') nor a readable file: {reason}"
+        ) from None

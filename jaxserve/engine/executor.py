@@ -1,7 +1,10 @@
 """Owns the device: parameters, cache, slot state and the compiled step of every bucket."""
 
+import os
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -24,6 +27,7 @@ from jaxserve.scheduler.step_plan import StepPlan
 from jaxserve.step_inputs import StepOutputs, StepShape, TokenLogprobs, packing
 
 MAX_EOS_TOKENS = 16
+MAX_COMPILE_THREADS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,13 +132,17 @@ class DeviceExecutor:
         self.programs: list[ProgramReport] = []
 
     def compile_all(self, progress: Progress) -> None:
-        """Compiles every program, or reads it from the persistent cache."""
-        with progress.task("compiling", len(self.shapes) + 1) as advance:
-            for shape in self.shapes:
-                self._step(shape)
+        """Compiles every program, or reads it from the persistent cache; several at a time."""
+        with (
+            progress.task("compiling", len(self.shapes) + 1) as advance,
+            ThreadPoolExecutor(max_workers=min(len(os.sched_getaffinity(0)), MAX_COMPILE_THREADS)) as pool,
+        ):
+            jobs = [pool.submit(self._step, shape) for shape in self.shapes]
+            for job in as_completed([*jobs, pool.submit(self._slot_setter)]):
+                job.result()
                 advance(1)
-            self._slot_setter()
-            advance(1)
+        order = [str(shape) for shape in self.shapes]
+        self.programs.sort(key=lambda report: order.index(report.name) if report.name in order else len(order))
 
     def _step(self, shape: StepShape) -> Any:
         if shape not in self._steps:
@@ -151,7 +159,7 @@ class DeviceExecutor:
 
     def _compiled(self, function: Any, name: str, arguments: tuple[Any, ...]) -> Any:
         start = time.perf_counter()
-        with CompileWatch() as watch:
+        with CompileWatch(threading.get_ident()) as watch:
             compiled = function.lower(*arguments).compile()
         memory = compiled.memory_analysis()
         report = ProgramReport(

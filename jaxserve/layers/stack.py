@@ -18,8 +18,9 @@ def run_layers(layers: Any, carry: Carry, body: Callable[[Carry, Any, Any], Carr
     carry holds the cache, so that it is updated in place.
     """
     if isinstance(layers, tuple):
+        one = jax.jit(body)  # traced and lowered once for all layers of a kind, not once per layer
         for index, weights in enumerate(layers):
-            carry = body(carry, weights, index)
+            carry = one(carry, weights, jnp.int32(index))
         return carry
 
     def step(carry: Carry, weights_and_index: Any) -> tuple[Carry, None]:

@@ -1,0 +1,63 @@
+"""Starts the engine for a command: progress on stderr, a report, and an end whatever happens."""
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checkpoints.inspect import ModelDescription, describe
+from jaxserve.cli.bars import Bars
+from jaxserve.cli.report import startup_lines
+from jaxserve.cli.terminal import note
+from jaxserve.config import EngineConfig
+from jaxserve.outputs import TextDelta
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """A running frontend and the seconds until it ran, jax's import included."""
+
+    frontend: Any
+    seconds: float
+
+    def lines(self) -> list[str]:
+        """The short start-up report."""
+        choices = self.frontend.effective_config()
+        path = choices.get("model", {}).get("value")
+        return startup_lines(
+            self.frontend.model_name, choices, self.frontend.programs, self.seconds, _description(path)
+        )
+
+
+def start(config: EngineConfig, *, warm_up: bool) -> Started:
+    """Loads the model. The caller closes the frontend."""
+    begin = time.perf_counter()
+    from jaxserve import offline  # imports jax
+
+    frontend = offline.start_frontend(config, Bars(), warm_up=warm_up)
+    return Started(frontend=frontend, seconds=time.perf_counter() - begin)
+
+
+@contextlib.contextmanager
+def started(config: EngineConfig) -> Iterator[Started]:
+    """A frontend that compiles on first use, its report printed; closed at the end."""
+    running = start(config, warm_up=False)
+    with contextlib.closing(running.frontend):
+        for line in running.lines():
+            note(line)
+        yield running
+
+
+def with_sign(deltas: Iterable[TextDelta]) -> Iterator[TextDelta]:
+    """The same deltas; on a terminal something moves until the first, which may have to wait for a compilation."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Bars().waiting("waiting for the first token; new programs are compiled once"))
+        for delta in deltas:
+            stack.close()
+            yield delta
+
+
+def _description(path: str | None) -> ModelDescription | None:
+    return describe(Path(path)) if path and Path(path).exists() else None
