@@ -52,7 +52,7 @@ class EngineConfig:
                 raise ConfigError(f"{_flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.plan is not None:
             raise ConfigError(
-                f"--plan {self.plan}: this version runs on one device; leave --plan out (sharding plans are not built yet)"
+                f"--plan {self.plan}: this version runs on one device; leave --plan out (plans are not built yet)"
             )
 
     @classmethod

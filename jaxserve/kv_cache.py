@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from pallas_kernels.pytree import pytree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class KVCacheSpec:
         return 2 * per_token * self.page_size
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclass(frozen=True, kw_only=True)
 class KVCache:
     """Keys and values of all layers, each one array, so that a step donates two buffers and copies none."""

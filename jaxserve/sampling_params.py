@@ -54,11 +54,15 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r}", param=name)
         if self.repetition_penalty <= 0:
-            raise InvalidRequest(f"repetition_penalty must be above 0, got {self.repetition_penalty}", param="repetition_penalty")
+            raise InvalidRequest(
+                f"repetition_penalty must be above 0, got {self.repetition_penalty}", param="repetition_penalty"
+            )
         if self.top_p <= 0:
             raise InvalidRequest(f"top_p must be above 0 and at most 1, got {self.top_p}", param="top_p")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequest(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}", param="min_tokens")
+            raise InvalidRequest(
+                f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}", param="min_tokens"
+            )
         object.__setattr__(self, "stop_strings", _stop_strings(self.stop))
         _check_ids(self.stop_token_ids)
         _check_bias(self.logit_bias)
@@ -123,10 +127,14 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
 def _check_ids(ids: object) -> None:
     if ids is None:
         return
-    if not isinstance(ids, list | tuple) or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+    if not isinstance(ids, list | tuple) or not all(
+        isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids
+    ):
         raise InvalidRequest(f"stop_token_ids must be a list of token ids, got {ids!r}", param="stop_token_ids")
     if len(ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequest(f"stop_token_ids holds {len(ids)} ids; at most {MAX_STOP_TOKEN_IDS}", param="stop_token_ids")
+        raise InvalidRequest(
+            f"stop_token_ids holds {len(ids)} ids; at most {MAX_STOP_TOKEN_IDS}", param="stop_token_ids"
+        )
 
 
 def _check_bias(bias: object) -> None:

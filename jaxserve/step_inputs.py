@@ -7,12 +7,12 @@ Tokens lie in row order. The first `single_rows` rows own one token each (decode
 from dataclasses import dataclass, field
 from functools import cache
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
+from pallas_kernels.pytree import pytree
 from pallas_kernels.ragged import RaggedLayout
 
 
@@ -41,7 +41,7 @@ class StepShape:
         return f"decode {self.single_rows} + prefill {self.chunk_tokens} in {self.chunk_rows}"
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclass(frozen=True, kw_only=True)
 class SamplingInputs:
     """What one step needs to choose a token for each of R rows.
@@ -72,7 +72,7 @@ INT_COLUMNS = ("top_k", "seed_low", "seed_high", "min_tokens", "num_prompt_token
 NUM_COLUMNS = len(FLOAT_COLUMNS) + len(INT_COLUMNS)
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclass(frozen=True, kw_only=True)
 class StepInputs:
     """The inputs of one step of T tokens in B rows.
@@ -93,7 +93,7 @@ class StepInputs:
     wants_prompt_logprobs: Int32[Array, ""]
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
     """Log probabilities at R places.
@@ -108,7 +108,7 @@ class TokenLogprobs:
     top_logprobs: Float32[Array, "R num_top"]
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclass(frozen=True, kw_only=True)
 class StepOutputs:
     """Drawn token per row, and log probabilities (zeros where no row wants them)."""

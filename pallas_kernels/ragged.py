@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, field
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
+from pallas_kernels.pytree import pytree
 
-@jax.tree_util.register_dataclass
+
+@pytree
 @dataclass(frozen=True, kw_only=True)
 class RaggedLayout:
     """T tokens of B sequences, concatenated in row order, over a paged cache.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-PERCENTS = (50, 90, 95, 99)
+PERCENTS = (50.0, 90.0, 95.0, 99.0)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -33,7 +33,7 @@ class Spread:
 
 def spread(values: Sequence[float]) -> Spread:
     """The spread of at least one value."""
-    return Spread(median=percentile(values, 50), min=float(min(values)), max=float(max(values)), count=len(values))
+    return Spread(median=percentile(values, 50.0), min=float(min(values)), max=float(max(values)), count=len(values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Percentiles:
 
 def percentiles(values: Sequence[float]) -> Percentiles:
     """The distribution of at least one value."""
-    found = {f"p{percent}": percentile(values, percent) for percent in PERCENTS}
+    found = {f"p{percent:g}": percentile(values, percent) for percent in PERCENTS}
     return Percentiles(mean=math.fsum(values) / len(values), max=float(max(values)), count=len(values), **found)
 
 

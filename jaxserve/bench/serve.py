@@ -4,8 +4,8 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -55,27 +55,26 @@ class LoadResult:
     seconds: float
 
 
-def bench_serve(load: Load, work: Workload, *, num_warmups: int = 1, notes: Sequence[str] = ()) -> Report:
-    """Sends the workload once, after some requests that are not counted. Raises BenchmarkFailed when none succeeds."""
-    result = asyncio.run(run_load(load, work.requests(), work.requests(-1)[:num_warmups]))
+def bench_serve(load: Load, work: Workload, *, num_warmups: int = 1, engine: Mapping[str, Any] | None = None) -> Report:
+    """Sends the workload once, after some requests that are not counted. Raises BenchmarkFailed when none succeeds.
+
+    engine: what is known of a server that runs in this process.
+    """
+    requests = work.requests()
+    warm_up = replace(work, num_prompts=max(1, num_warmups)).requests(-1)[:num_warmups]
+    result = asyncio.run(run_load(load, requests, warm_up))
     answered = [outcome for outcome in result.outcomes if isinstance(outcome, RequestTiming)]
     failures = Counter(outcome.reason for outcome in result.outcomes if isinstance(outcome, Failure))
     if not answered:
-        raise BenchmarkFailed(f"no request of {len(result.outcomes)} succeeded: {_counted(failures)}")
+        raise BenchmarkFailed(f"no request of {len(requests)} succeeded: {_counted(failures)}")
     late = Distribution(name="sent late", unit="ms", value=percentiles([1e3 * s for s in result.late_seconds]))
-    wrong_length = _num_wrong_length(result.outcomes, work.requests())
     return Report(
         title="serve",
-        model={"model": result.model, "server": load.base_url},
+        model={"model": result.model, "server": load.base_url} | dict(engine or {}),
         settings=_settings(load, work),
         figures=_figures(result, answered),
         distributions=(*request_distributions(answered), late),
-        notes=(
-            *notes,
-            f"{len(answered):,} requests succeeded, {failures.total():,} failed"
-            + (f": {_counted(failures)}" if failures else ""),
-            *((f"{wrong_length} answers have another length than asked for",) if wrong_length else ()),
-        ),
+        notes=_notes(len(answered), failures, _num_wrong_length(result.outcomes, requests), engine is not None),
     )
 
 
@@ -119,12 +118,22 @@ def _figures(result: LoadResult, answered: list[RequestTiming]) -> tuple[Figure,
         ("failed requests", "requests", len(result.outcomes) - len(answered)),
         ("whole run", "s", result.seconds),
     )
-    return tuple(Figure(name=name, unit=unit, value=spread([value])) for name, unit, value in figures)
+    return tuple(Figure(name=name, unit=unit, value=spread([float(value)])) for name, unit, value in figures)
 
 
 def _settings(load: Load, work: Workload) -> dict[str, Any]:
     rate = "inf (all at once)" if math.isinf(load.request_rate) else f"{load.request_rate:g}/s, Poisson"
     return work.describe() | {"request rate": rate, "max concurrency": load.max_concurrency or "unlimited"}
+
+
+def _notes(num_answered: int, failures: Counter[str], num_wrong: int, is_same_process: bool) -> tuple[str, ...]:
+    reasons = f": {_counted(failures)}" if failures else ""
+    notes = [f"{num_answered:,} requests succeeded, {failures.total():,} failed{reasons}"]
+    if num_wrong:
+        notes.append(f"{num_wrong:,} answers have another length than asked for")
+    if is_same_process:
+        notes.append("server and clients share one process; with --base-url they do not")
+    return tuple(notes)
 
 
 def _num_wrong_length(outcomes: list[RequestTiming | Failure], requests: Sequence[Planned]) -> int:

@@ -1,6 +1,7 @@
 """`jaxserve bench`: one command per benchmark; without one, those the project's targets are about."""
 
 import contextlib
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import typer
 
 from jaxserve.bench.report import Report
 from jaxserve.bench.workload import Dataset, Workload
-from jaxserve.cli.options import ENGINE_FLAGS, engine_options, takes
+from jaxserve.cli.options import ENGINE_FLAGS, OptionGroup, engine_options, takes
 from jaxserve.cli.terminal import print_json
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ConfigError
@@ -28,11 +29,20 @@ DatasetOption = Annotated[
 ]
 
 
+def _context() -> OptionGroup:
+    """The parsed command line, as a parameter of type Any: typer announces another class than it passes."""
+    parameter = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    return OptionGroup(parameters=(parameter,), build=lambda values: values["context"])
+
+
 @app.callback(invoke_without_command=True)
-def bench(context: typer.Context) -> None:
+@takes(context=_context())
+def bench(context: Any) -> None:
     """Measure the engine. Without a command: batching, prefix, host and startup on the default model."""
     if context.invoked_subcommand is None:
-        context.invoke(targets)
+        command = context.command.get_command(context, "targets")
+        with command.make_context("targets", [], parent=context) as inner:
+            command.invoke(inner)
 
 
 @app.command()
@@ -125,9 +135,9 @@ def host(
 
 
 @app.command()
-@takes(config=engine_options())
+@takes(config=engine_options(), context=_context())
 def startup(
-    context: typer.Context,
+    context: Any,
     config: EngineConfig,
     num_rounds: Rounds = 3,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds one start may take.")] = 600.0,
@@ -140,9 +150,9 @@ def startup(
 
 
 @app.command()
-@takes(config=engine_options())
+@takes(config=engine_options(), context=_context())
 def serve(
-    context: typer.Context,
+    context: Any,
     config: EngineConfig,
     base_url: Annotated[str | None, typer.Option(help="Server to load; left out: one is started for MODEL.")] = None,
     served_model: Annotated[str | None, typer.Option("--model", help="Name in requests; default: ask.")] = None,
@@ -163,10 +173,9 @@ def serve(
 
     _check_serve(context, base_url, served_model)
     with contextlib.ExitStack() as stack:
-        notes: tuple[str, ...] = ()
+        engine: dict[str, Any] | None = None
         if base_url is None:
-            base_url, vocab_size = stack.enter_context(_served(config))
-            notes = ("server and clients share one process; with --base-url they do not",)
+            base_url, vocab_size, engine = stack.enter_context(_served(config))
         load = Load(
             base_url=base_url,
             model=served_model,
@@ -178,7 +187,7 @@ def serve(
         )
         sizes = {"num_prompts": num_prompts, "input_len": input_len, "output_len": output_len}
         work = Workload(dataset=dataset, **sizes, vocab_size=vocab_size, seed=config.seed)
-        show([bench_serve(load, work, num_warmups=num_warmups, notes=notes)], json_)
+        show([bench_serve(load, work, num_warmups=num_warmups, engine=engine)], json_)
 
 
 @app.command()
@@ -189,14 +198,20 @@ def targets(config: EngineConfig, json_: Json = False) -> None:
     from jaxserve.bench.host import bench_host
     from jaxserve.bench.prefix import bench_prefix
 
-    reports = [bench_host(num_seqs=256, num_steps=1000, num_warmup_steps=100)]
-    with _measured(config) as (frontend, progress):
-        sizes = {"concurrency": 32, "input_len": 32, "output_len": 64, "num_rounds": 5}
-        reports.append(bench_batching(frontend, progress, **sizes, seed=config.seed))
-        sizes = {"prefix_len": 1000, "suffix_len": 16, "num_rounds": 7}
-        reports.append(bench_prefix(frontend, progress, **sizes, seed=config.seed))
-    reports.append(_startup(config, num_rounds=1, timeout=600.0))
-    show(reports, json_)
+    def reports() -> Iterator[Report]:
+        yield bench_host(num_seqs=256, num_steps=1000, num_warmup_steps=100)
+        with _measured(config) as (frontend, progress):
+            sizes = {"concurrency": 32, "input_len": 32, "output_len": 64, "num_rounds": 5}
+            yield bench_batching(frontend, progress, **sizes, seed=config.seed)
+            sizes = {"prefix_len": 1000, "suffix_len": 16, "num_rounds": 7}
+            yield bench_prefix(frontend, progress, **sizes, seed=config.seed)
+        yield _startup(config, num_rounds=1, timeout=600.0)
+
+    if json_:
+        show(list(reports()), json_)
+        return
+    for report in reports():  # each as soon as it is there: the whole takes minutes
+        show([report], json_)
 
 
 def show(reports: list[Report], as_json: bool) -> None:
@@ -257,13 +272,13 @@ def engine_arguments(config: EngineConfig) -> list[str]:
     return arguments
 
 
-def _given(context: typer.Context, name: str) -> bool:
+def _given(context: Any, name: str) -> bool:
     """Whether the option was written on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _check_serve(context: typer.Context, base_url: str | None, served_model: str | None) -> None:
+def _check_serve(context: Any, base_url: str | None, served_model: str | None) -> None:
     """Raises ConfigError for options that would have no effect."""
     if base_url is None:
         wrong = [
@@ -285,14 +300,15 @@ def _check_serve(context: typer.Context, base_url: str | None, served_model: str
 
 
 @contextlib.contextmanager
-def _served(config: EngineConfig) -> Iterator[tuple[str, int]]:
-    """A server for the configured model in this process, on a free loopback port: its address and vocabulary size."""
-    from jaxserve.bench.session import vocab_size
+def _served(config: EngineConfig) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """A server for the configured model in this process, on a free loopback port: its address, the vocabulary's size
+    and what is known of its engine."""
+    from jaxserve.bench.session import facts, vocab_size
 
     with _measured(config) as (frontend, _):
-        size = vocab_size(frontend)
+        found = vocab_size(frontend), facts(frontend)
         with loopback_server(frontend) as url:
-            yield url, size
+            yield url, *found
 
 
 @contextlib.contextmanager

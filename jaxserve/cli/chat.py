@@ -22,7 +22,7 @@ HELP = (
 
 @takes(
     config=engine_options(),
-    sampling=sampling_options(max_tokens=1024, leave_out=("n", "logprobs", "prompt_logprobs")),
+    sampling=sampling_options(max_tokens=1024, temperature=0.0, leave_out=("n", "logprobs", "prompt_logprobs")),
 )
 def chat(config: EngineConfig, sampling: SamplingParams) -> None:
     """Talk with a model. /help lists what can be typed besides messages."""

@@ -165,8 +165,10 @@ def check_kernels(config: EngineConfig) -> Iterator[Finding]:
     import jax
 
     from jaxserve.cli import self_test
+    from jaxserve.engine.build import use_compilation_cache
     from pallas_kernels.kernels import kernels_for
 
+    use_compilation_cache(config.compilation_cache_dir)
     kernels, _ = kernels_for(config.kernels, jax.devices()[0].platform)
     for name, error in self_test.attention_errors(kernels).items():
         yield _error_finding(f"attention {name}", kernels.name, error, self_test.ATTENTION_TOLERANCE)

@@ -17,7 +17,7 @@ from jaxserve.outputs import Logprob, TextDelta
 from jaxserve.sampling_params import SamplingParams
 
 
-@takes(config=engine_options(), sampling=sampling_options(max_tokens=128))
+@takes(config=engine_options(), sampling=sampling_options(max_tokens=128, temperature=0.0))
 def generate(
     config: EngineConfig,
     sampling: SamplingParams,

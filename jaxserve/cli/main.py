@@ -28,11 +28,11 @@ def run() -> None:
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code. What goes wrong is one line on stderr."""
+    """Runs one command line and returns its exit code; an empty one asks for help. What goes wrong is one line."""
     try:
         require_own_packages()
         command = typer.main.get_command(build_app())
-        code = command.main(args=list(arguments), prog_name="jaxserve", standalone_mode=False)
+        code = command.main(args=list(arguments) or ["--help"], prog_name="jaxserve", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         return _closed_pipe()
@@ -57,7 +57,7 @@ def build_app() -> typer.Typer:
         add_completion=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback(invoke_without_command=True)(jaxserve)
+    app.callback()(jaxserve)
     app.command()(pull.pull)
     app.command()(inspect.inspect)
     app.command()(generate.generate)
@@ -68,23 +68,21 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         import jaxserve as package
 
         print(f"jaxserve {package.__version__}")
         raise typer.Exit()
+    return wanted
 
 
 def jaxserve(
-    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """A JAX/XLA inference engine for language models."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 def _closed_pipe() -> int:

@@ -76,13 +76,13 @@ def engine_options(*, default_model: str = DEFAULT_MODEL) -> OptionGroup:
     return OptionGroup(parameters=(model, *rest), build=_engine_config)
 
 
-def sampling_options(*, max_tokens: int, leave_out: Sequence[str] = ()) -> OptionGroup:
+def sampling_options(*, leave_out: Sequence[str] = (), **defaults: Any) -> OptionGroup:
     """The fields of SamplingParams but `seed`, `detokenize` and those left out, as a parameter of that type.
 
-    --seed belongs to the engine, which gives it to requests that name none.
+    defaults: those that differ from the fields' own. --seed belongs to the engine, which gives it to requests that
+    name none.
     """
     options = [_option(SamplingParams, name, flag) for name, flag in SAMPLING_FLAGS.items() if name not in leave_out]
-    defaults = {"max_tokens": max_tokens}
     parameters = tuple(p.replace(default=defaults.get(p.name, p.default)) for p in options)
     return OptionGroup(parameters=parameters, build=_sampling_params)
 

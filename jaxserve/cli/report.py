@@ -62,11 +62,12 @@ def program_lines(programs: Sequence[Program]) -> list[str]:
 
 
 def programs_line(programs: Sequence[Program]) -> str:
-    """All programs in one line."""
+    """All programs in one line. Their seconds are added up, also of those that were compiled side by side."""
     if not programs:
         return "compiled on first use"
     cached = sum(program.from_cache for program in programs)
-    return f"{len(programs)} in {sum(p.seconds for p in programs):.1f} s, {cached} of them from the compilation cache"
+    seconds = sum(program.seconds for program in programs)
+    return f"{len(programs)}, {seconds:.1f} s of compiling added up, {cached} of them from the compilation cache"
 
 
 def _described(description: ModelDescription | None) -> str:
@@ -150,4 +151,4 @@ class GenerationClock:
         )
 
     def _compiled(self) -> float:
-        return sum(program.seconds for program in tuple(self._programs))
+        return float(sum(program.seconds for program in tuple(self._programs)))

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 KEPT_CONTROLS = "\n\t"
 # They print nothing and reorder what stands around them (Unicode TR 36, "Trojan source").
@@ -19,12 +19,10 @@ def visible_line(text: object) -> str:
     return visible(str(text).replace("\n", " ").replace("\t", " "))
 
 
-def write_text(text: str, file: TextIO | None = None) -> None:
-    """Writes text of a model at once: as it is into a file or pipe, made visible on a terminal."""
-    target = file or sys.stdout
-    assert target is not None, "a process without stdout"
-    target.write(visible(text) if target.isatty() else text)
-    target.flush()
+def write_text(text: str) -> None:
+    """Writes text of a model to stdout at once: as it is into a file or pipe, made visible on a terminal."""
+    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def print_json(value: Any) -> None:

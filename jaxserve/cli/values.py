@@ -1,6 +1,7 @@
 """How values are written on the command line: human numbers, token biases, chat templates."""
 
 import re
+from decimal import Decimal
 from pathlib import Path
 
 import typer
@@ -9,14 +10,13 @@ import typer
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def human_number(text: str) -> int:
+def human_number(text: str | int) -> int:
     """8192, 8_192, 8k (8,000), 25.6k (25,600) and 8K (8,192) as an integer. Raises BadParameter for the rest."""
-    if isinstance(text, int):  # typer parses defaults too
+    if isinstance(text, int):  # a default: typer parses it too
         return text
-    found = re.fullmatch(r"(-?[\d_]+)(\.\d+)?([kmgtKMGT]?)", text.strip())
-    if found and not (found[2] and not found[3].islower()):
-        number = float(found[1] + found[2]) if found[2] else int(found[1].strip("_"))
-        value = number * UNITS.get(found[3], 1)
+    found = re.fullmatch(r"(-?[0-9]+(?:_[0-9]+)*)(\.[0-9]+)?([kmgtKMGT]?)", text.strip())
+    if found and (found[2] is None or found[3].islower()):
+        value = Decimal(found[1] + (found[2] or "")) * UNITS.get(found[3], 1)
         if value == int(value):
             return int(value)
     raise typer.BadParameter(f"{text!r} is no whole number; write 8192, 8k (8,000), 25.6k or 8K (8,192)")

@@ -22,9 +22,7 @@ def step_shapes(
     ]
     singles = decodes[-1].single_rows
     mixed = [
-        StepShape(
-            single_rows=rows, chunk_tokens=tokens, chunk_rows=min(max_prefills, tokens), max_pages=max_pages
-        )
+        StepShape(single_rows=rows, chunk_tokens=tokens, chunk_rows=min(max_prefills, tokens), max_pages=max_pages)
         for tokens in _sizes(min(64, max_num_batched_tokens), max_num_batched_tokens, growth=GROWTH)
         for rows in {min(MIXED_SINGLES, singles), singles}
     ]

@@ -36,6 +36,10 @@ class BuiltEngine:
     loaded: LoadedModel
     choices: dict[str, Choice]
     max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    page_size: int
+    num_pages: int
     seconds: float
 
 
@@ -49,7 +53,9 @@ class _Device:
         return f"{self.device.platform} ({self.device.device_kind})"
 
 
-def build_engine(config: EngineConfig, path: Path, eos_token_ids: frozenset[int], progress: Progress, *, warm_up: bool) -> BuiltEngine:
+def build_engine(
+    config: EngineConfig, path: Path, eos_token_ids: frozenset[int], progress: Progress, *, warm_up: bool
+) -> BuiltEngine:
     """Loads, sizes the cache and, if warm_up, compiles every step shape. Raises ConfigError for choices that cannot work, before anything is loaded
     where that can be known."""
     start = time.perf_counter()
@@ -64,7 +70,9 @@ def build_engine(config: EngineConfig, path: Path, eos_token_ids: frozenset[int]
     if not device.is_cpu:
         loaded.params["layers"] = stack_layers(loaded.params["layers"])
     _describe_weights(loaded, recipe, choices)
-    executor, max_model_len, num_pages = _executor(config, loaded, kernels, recipe, limits, device, eos_token_ids, choices)
+    executor, max_model_len, num_pages = _executor(
+        config, loaded, kernels, recipe, limits, device, eos_token_ids, choices
+    )
     if warm_up:
         executor.compile_all(progress)
     scheduler = Scheduler(
@@ -82,6 +90,10 @@ def build_engine(config: EngineConfig, path: Path, eos_token_ids: frozenset[int]
         loaded=loaded,
         choices=choices,
         max_model_len=max_model_len,
+        max_num_seqs=limits[0],
+        max_num_batched_tokens=limits[1],
+        page_size=config.page_size,
+        num_pages=num_pages,
         seconds=time.perf_counter() - start,
     )
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -20,7 +19,7 @@ from jaxserve.engine.logits import SlotState
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.requests import EngineRequest, needs_slot_state
 from jaxserve.engine.step import Program, step_function
-from jaxserve.kv_cache import KVCache, KVCacheSpec, empty_cache
+from jaxserve.kv_cache import KVCacheSpec, empty_cache
 from jaxserve.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from jaxserve.scheduler.request import Request
 from jaxserve.scheduler.step_plan import StepPlan
@@ -175,7 +174,8 @@ class DeviceExecutor:
         """Takes over requests that were given a slot: sampling rows, and device state where it is needed."""
         for request in requests:
             payload, slot = request.payload, request.slot
-            assert isinstance(payload, EngineRequest) and slot is not None
+            assert isinstance(payload, EngineRequest)
+            assert slot is not None
             self._filler.place(request, payload.params, payload.seed, payload.prompt_logprobs is not None)
             if needs_slot_state(payload.params) or slot in self._dirty_slots:
                 self._state = self._slot_setter()(self._state, *jax.device_put(self._slot_row(request)))
@@ -241,4 +241,3 @@ def wanted_logprobs(plan: StepPlan) -> tuple[bool, bool]:
         wants = wants or payload.params.logprobs is not None
         wants_prompt = wants_prompt or payload.prompt_logprobs is not None
     return wants, wants_prompt
-

@@ -85,7 +85,10 @@ class InputFiller:
         singles, chunks = plan.num_single_rows, len(plan.slots) - plan.num_single_rows
         ends = np.add(plan.starts, plan.lengths, dtype=np.int32)
         first_chunk = shape.single_rows
-        parts = ((slice(0, singles), slice(0, singles)), (slice(first_chunk, first_chunk + chunks), slice(singles, None)))
+        parts = (
+            (slice(0, singles), slice(0, singles)),
+            (slice(first_chunk, first_chunk + chunks), slice(singles, None)),
+        )
         for part, planned in parts:
             views["kv_lengths"][part] = ends[planned]
             views["draws"][part] = plan.samples[planned]

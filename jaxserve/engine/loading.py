@@ -17,7 +17,7 @@ from jaxserve.models.model import FileLayout, Model
 from jaxserve.models.registry import model_for_gguf, model_for_hf
 from jaxserve.quant.dense import Dense
 from jaxserve.quant.formats import weight_from_tensor
-from jaxserve.quant.quantized import Weight, num_bytes, take_rows
+from jaxserve.quant.quantized import Weight, take_rows
 from sharding.spec import ArraySpec, map_specs, paths
 
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -57,9 +57,7 @@ def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
         tensors = {parameter: layout.names.tensor_name(parameter) for parameter in wanted}
         found = {name: source.info(name) for name in source.names()}
         expected = {tensors[parameter]: spec.shape for parameter, spec in wanted.items()}
-        check_accounting(
-            expected, found, tied=tied_names(layout, wanted), declared_absent=layout.ignored, source=path
-        )
+        check_accounting(expected, found, tied=tied_names(layout, wanted), declared_absent=layout.ignored, source=path)
         leaves: dict[str, object] = {}
         with progress.task("loading weights", len(wanted)) as advance:
             for parameter, spec in wanted.items():
@@ -77,7 +75,7 @@ def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
         params=params,
         path=path,
         file_bytes=file_bytes,
-        held_bytes=num_bytes(params),  # type: ignore[arg-type]
+        held_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
         num_parameters=sum(spec.size for spec in wanted.values()),
         is_expanded=recipe.expand and any(name not in ("F32",) for name in file_bytes),
     )
@@ -122,7 +120,9 @@ def _load(source: WeightSource, name: str, spec: ArraySpec, order: Any, recipe: 
     tensor = source.read(name)
     weight = weight_from_tensor(tensor)
     if len(spec.shape) == 1:
-        vector = jnp.asarray(weight.decode()).astype(jnp.float32)
+        if not isinstance(weight, Dense):
+            raise CheckpointError(f"tensor {name!r} is a vector in a block format ({tensor.format})")
+        vector = jnp.asarray(weight.array, jnp.float32)
         return vector if order is None else vector[order]
     if order is not None:
         weight = take_rows(weight, order)

@@ -9,18 +9,18 @@ matter. What this file does not know: the random draw (noise.py, sampling.py) an
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
 from jaxserve.step_inputs import SamplingInputs
+from pallas_kernels.pytree import pytree
 
 LOWEST_TEMPERATURE = 1e-5  # smaller ones, except 0, act as this one: logits divided by less could overflow
 _EVERY_BIT = 0xFFFFFFFF
 
 
-@jax.tree_util.register_dataclass
+@pytree
 @dataclass(frozen=True, kw_only=True)
 class SlotState:
     """What stays on the device per running sequence: one row per slot, and one spare row for padding.

@@ -40,12 +40,16 @@ def token_logprobs_if_wanted(
     not read theirs."""
 
     def nothing() -> TokenLogprobs:
-        rows = tokens.shape[0]
-        return TokenLogprobs(
-            chosen=jnp.zeros(rows, jnp.float32),
-            rank=jnp.zeros(rows, jnp.int32),
-            top_ids=jnp.zeros((rows, num_top), jnp.int32),
-            top_logprobs=jnp.zeros((rows, num_top), jnp.float32),
-        )
+        return no_logprobs(tokens.shape[0], num_top)
 
     return lax.cond(jnp.any(wanted), lambda: token_logprobs(logits, tokens, num_top), nothing)
+
+
+def no_logprobs(rows: int, num_top: int) -> TokenLogprobs:
+    """Zeros in the shape of token_logprobs, for a step in which nobody wants them."""
+    return TokenLogprobs(
+        chosen=jnp.zeros(rows, jnp.float32),
+        rank=jnp.zeros(rows, jnp.int32),
+        top_ids=jnp.zeros((rows, num_top), jnp.int32),
+        top_logprobs=jnp.zeros((rows, num_top), jnp.float32),
+    )

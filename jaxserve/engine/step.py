@@ -11,12 +11,12 @@ from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from jaxserve.engine.logits import SlotState
-from jaxserve.engine.logprobs import TokenLogprobs, token_logprobs, token_logprobs_if_wanted
+from jaxserve.engine.logprobs import no_logprobs, token_logprobs, token_logprobs_if_wanted
 from jaxserve.engine.sampling import sample
 from jaxserve.kv_cache import KVCache
 from jaxserve.models.model import Model
 from jaxserve.sampling_params import MAX_LOGPROBS
-from jaxserve.step_inputs import StepInputs, StepOutputs, StepShape, unpack
+from jaxserve.step_inputs import StepInputs, StepOutputs, StepShape, TokenLogprobs, unpack
 from pallas_kernels.kernels import Kernels
 from pallas_kernels.ragged import RaggedLayout, positions_of_tokens
 
@@ -82,9 +82,7 @@ def _remember(state: SlotState, inputs: StepInputs, drawn: Int32[Array, "B"]) ->
 
 
 def _with_history(state: SlotState, history: Array) -> SlotState:
-    return SlotState(
-        history=history, bias_ids=state.bias_ids, bias_values=state.bias_values, stop_ids=state.stop_ids
-    )
+    return SlotState(history=history, bias_ids=state.bias_ids, bias_values=state.bias_values, stop_ids=state.stop_ids)
 
 
 def _prompt_logprobs(
@@ -95,18 +93,19 @@ def _prompt_logprobs(
     rows = min(PROMPT_LOGPROB_ROWS, num_tokens)
     padding = -num_tokens % rows
 
-    def some(block: tuple[Array, Array]) -> TokenLogprobs:
-        return token_logprobs(unembed(block[0]), block[1], MAX_LOGPROBS)
+    def some(block: tuple[Array, Array]) -> tuple[Array, ...]:
+        found = token_logprobs(unembed(block[0]), block[1], MAX_LOGPROBS)
+        return found.chosen, found.rank, found.top_ids, found.top_logprobs
 
     def compute() -> TokenLogprobs:
         blocks = jnp.pad(hidden, ((0, padding), (0, 0))).reshape(-1, rows, hidden.shape[1])
         targets = jnp.pad(inputs.target_ids, (0, padding)).reshape(-1, rows)
-        result = lax.map(some, (blocks, targets))
-        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:num_tokens], result)
+        chosen, rank, top_ids, top_logprobs = (
+            a.reshape(-1, *a.shape[2:])[:num_tokens] for a in lax.map(some, (blocks, targets))
+        )
+        return TokenLogprobs(chosen=chosen, rank=rank, top_ids=top_ids, top_logprobs=top_logprobs)
 
-    return lax.cond(
-        inputs.wants_prompt_logprobs > 0, compute, lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(compute))
-    )
+    return lax.cond(inputs.wants_prompt_logprobs > 0, compute, lambda: no_logprobs(num_tokens, MAX_LOGPROBS))
 
 
 def logits_of_tokens(

@@ -10,7 +10,7 @@ from jax import lax
 Carry = TypeVar("Carry")
 
 
-def run_layers(layers: Any, carry: Carry, body: Callable[[Carry, Any, Any], Carry]) -> Carry:
+def run_layers[Carry](layers: Any, carry: Carry, body: Callable[[Carry, Any, Any], Carry]) -> Carry:
     """carry after body(carry, weights of layer i, i) for each layer.
 
     A tuple of layers is unrolled: fastest on CPU, where a scan would copy every layer's weights out of the stack.

@@ -138,7 +138,12 @@ def param_specs(config: LlamaConfig) -> dict[str, Any]:
         "o": matrix(D, NH, "model", "heads"),
     }
     if config.has_attention_bias:
-        sizes = {"q_bias": (NH, "heads"), "k_bias": (KH, "kv_heads"), "v_bias": (KH, "kv_heads"), "o_bias": (D, "model")}
+        sizes = {
+            "q_bias": (NH, "heads"),
+            "k_bias": (KH, "kv_heads"),
+            "v_bias": (KH, "kv_heads"),
+            "o_bias": (D, "model"),
+        }
         attention_specs |= {name: vector(*size) for name, size in sizes.items()}
     mlp_specs = {
         "gate": matrix(F, D, "ffn", "model"),

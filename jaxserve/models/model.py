@@ -9,7 +9,6 @@ import numpy as np
 from checkpoints.load import WeightSource
 from checkpoints.names import NameMap
 
-
 RowOrder = Callable[[str, Any], np.ndarray | None]
 
 

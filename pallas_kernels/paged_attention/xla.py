@@ -174,13 +174,16 @@ def _read_block(keys: _Keys, table: Array, i: Array) -> tuple[Array, Array]:
 
 
 def _add_block(state: _Running, logits: Float32[Array, "R K Q S"], v: Float32[Array, "R S K H"]) -> _Running:
+    """The weights are summed by the same product as the values, through columns of ones: see layers/norm.py."""
     top = jnp.maximum(state.top, jnp.max(logits, axis=-1))
     shrink = jnp.exp(state.top - top)
     weights = jnp.exp(logits - top[..., None])
+    summed = jnp.einsum("rkqs,rskh->rkqh", weights, jnp.concatenate([v, jnp.ones_like(v[..., :16])], axis=-1))
+    size = v.shape[-1]
     return _Running(
         top,
-        state.total * shrink + jnp.sum(weights, axis=-1),
-        state.out * shrink[..., None] + jnp.einsum("rkqs,rskh->rkqh", weights, v),
+        state.total * shrink + summed[..., size],
+        state.out * shrink[..., None] + summed[..., :size],
     )
 
 

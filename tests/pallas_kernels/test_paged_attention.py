@@ -38,7 +38,7 @@ def build(case: Case, seed: int = 0, pad_rows: int = 2, pad_tokens: int = 3):
     q = rng.standard_normal((tokens, case.num_heads, case.head_size), np.float32)
     cache = rng.standard_normal((2, 2, num_pages, case.page_size, case.num_kv_heads, case.head_size), np.float32)
     sinks = jnp.asarray(rng.standard_normal(case.num_heads, np.float32)) if case.sinks else None
-    options = dict(scale=case.head_size**-0.5, window=case.window, soft_cap=case.soft_cap, sinks=sinks)
+    options = {"scale": case.head_size**-0.5, "window": case.window, "soft_cap": case.soft_cap, "sinks": sinks}
     return jnp.asarray(q), jnp.asarray(cache[0]), jnp.asarray(cache[1]), layout, rows, options
 
 
@@ -80,12 +80,13 @@ def test_matches_plain_numpy(case, kernels):
 
 def test_rows_do_not_depend_on_neighbours_bitwise():
     case = next(c for c in CASES if c.name == "mixed")
-    q, k, v, layout, rows, options = build(case)
+    q, k, v, layout, _rows, options = build(case)
     f = jax.jit(lambda q, layout: XLA.paged_attention(q, k, v, 1, layout, **options))
     whole = np.asarray(f(q, layout))
     longest = dataclasses.replace(layout, kv_lengths=layout.kv_lengths.at[0].set(1))
     changed = np.asarray(f(q, longest))
-    assert (whole[1:] == changed[1:]).all() and not (whole[0] == changed[0]).all()
+    assert (whole[1:] == changed[1:]).all()
+    assert not (whole[0] == changed[0]).all()
 
 
 @pytest.mark.parametrize("kernels", [REFERENCE, XLA], ids=lambda k: k.name)
@@ -101,9 +102,11 @@ def test_wrong_page_numbers_touch_no_page(kernels):
             num_single_rows=3,
         )
         k, v = kernels.write_kv(canary, canary, 0, new, new, layout)
-        assert (k == 7.0).all() and (v == 7.0).all()
+        assert (k == 7.0).all()
+        assert (v == 7.0).all()
         out = kernels.paged_attention(jnp.ones((3, 2, 8)), k, v, 0, layout, scale=1.0)
-        assert (out[0] == 0).all() and (out[2] == 0).all()
+        assert (out[0] == 0).all()
+        assert (out[2] == 0).all()
 
 
 def test_a_write_lands_where_attention_reads():
