@@ -11,8 +11,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.build import build_engine
 from jaxserve.engine.progress import Progress, Silent
 from jaxserve.errors import ConfigError, DownloadError, InvalidRequest, ModelNotFound
-from jaxserve.frontend import EngineStats, Frontend, ServedModel
-from jaxserve.generation import Generation
+from jaxserve.frontend import EngineStats, Frontend, Generation, ServedModel
 from jaxserve.outputs import CompletionOutput, RequestOutput, TextDelta
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.tokens import ChatTemplate, Tokenizer, load_tokenizer_from_folder, load_tokenizer_from_gguf

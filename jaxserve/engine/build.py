@@ -56,8 +56,10 @@ class _Device:
 def build_engine(
     config: EngineConfig, path: Path, eos_token_ids: frozenset[int], progress: Progress, *, warm_up: bool
 ) -> BuiltEngine:
-    """Loads, sizes the cache and, if warm_up, compiles every step shape. Raises ConfigError for choices that cannot work, before anything is loaded
-    where that can be known."""
+    """Loads, sizes the cache and, if warm_up, compiles every step shape.
+
+    Raises ConfigError for choices that cannot work, before anything is loaded where that can be known.
+    """
     start = time.perf_counter()
     use_compilation_cache(config.compilation_cache_dir)
     device = _Device(device=jax.devices()[0], is_cpu=jax.devices()[0].platform == "cpu")

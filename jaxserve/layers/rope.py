@@ -56,14 +56,14 @@ def _yarn(inverse: np.ndarray, head_size: int, theta: float, scaling: Mapping[st
     def pair_of(rotations: float) -> float:
         return head_size * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair_of(scaling.get("beta_fast") or 32), pair_of(scaling.get("beta_slow") or 1)
+    low, high = pair_of(float(scaling.get("beta_fast") or 32)), pair_of(float(scaling.get("beta_slow") or 1))
     if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_size - 1)
     ramp = np.clip((np.arange(head_size // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
     return Rope(
         inverse_frequencies=tuple(inverse / factor * ramp + inverse * (1 - ramp)),
-        attention_factor=_yarn_attention_factor(factor, scaling),
+        attention_factor=_yarn_attention_factor(float(factor), scaling),
     )
 
 
@@ -72,9 +72,9 @@ def _yarn_attention_factor(factor: float, scaling: Mapping[str, Any]) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
     if scaling.get("attention_factor") is not None:
-        return scaling["attention_factor"]
+        return float(scaling["attention_factor"])
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return scale(scaling["mscale"]) / scale(scaling["mscale_all_dim"])
+        return scale(float(scaling["mscale"])) / scale(float(scaling["mscale_all_dim"]))
     return scale(1.0)
 
 

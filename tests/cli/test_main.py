@@ -122,7 +122,7 @@ def test_help_names_every_command_and_whole_options(run):
 
 
 def _python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=45)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["pull", "--list"], ["generate", "--help"]])

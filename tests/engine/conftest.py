@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 TINY = Path(__file__).resolve().parent.parent / "fixtures" / "models" / "llama_untied"
 
 
-def _build(path: Path, **options: object):
+def _build(path: Path, **options: Any):
     from jaxserve.config import EngineConfig
     from jaxserve.engine.build import build_engine
     from jaxserve.engine.progress import Silent

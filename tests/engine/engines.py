@@ -26,7 +26,7 @@ class Outcome:
 def engine_over(built: BuiltEngine, *, overlap: bool = True, **limits: Any) -> Engine:
     """An engine with a fresh scheduler (limits given by name) over the compiled executor of `built`."""
     executor = built.executor
-    options = {
+    options: dict[str, Any] = {
         "num_pages": built.num_pages,
         "page_size": built.page_size,
         "max_num_seqs": built.max_num_seqs,

@@ -112,7 +112,7 @@ def test_engine_death_is_told_once_known(serve):
 
 
 def test_a_defect_says_nothing_of_the_inside(serve):
-    frontend = FakeFrontend(Faults(fail_after_tokens=0, failure=KeyError("secret path /root/x")))
+    frontend = FakeFrontend(Faults(fail_after_tokens=0, failure=KeyError("secret path /srv/x")))
     base = serve(frontend)
     error = assert_openai_form(httpx.post(base + TEXT, json={"prompt": "a"}), 500, "internal")
     assert "secret" not in error["message"]

@@ -9,14 +9,14 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from jaxserve.choice_text import ChoiceText, logprob_entry
 from jaxserve.config import Choice
 from jaxserve.engine.compile_watch import CompileWatch
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import ProgramReport
 from jaxserve.engine.requests import EngineEvent
 from jaxserve.errors import EngineDied, InvalidRequest, Overloaded, ShuttingDown
-from jaxserve.generation import Generation, wake
+from jaxserve.frontend.choice_text import ChoiceText, logprob_entry
+from jaxserve.frontend.generation import Generation, wake
 from jaxserve.outputs import TextDelta
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import Request
