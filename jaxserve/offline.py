@@ -113,7 +113,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """One result per prompt, in order. A prompt is text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...}
         with an optional "cache_salt"."""
-        many = [prompts] if _is_single(prompts) else list(prompts)  # type: ignore[arg-type]
+        many: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
         read = [self._read_prompt(prompt) for prompt in many]
         return self._run(read, sampling_params, priority)
 

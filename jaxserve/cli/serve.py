@@ -1,5 +1,7 @@
 """`jaxserve serve`: the OpenAI-compatible server for one model."""
 
+import gc
+
 import typer
 
 from jaxserve.cli.options import engine_options, server_options, takes
@@ -24,6 +26,8 @@ def serve(config: EngineConfig, server: ServerOptions) -> None:
     except BaseException:
         running.frontend.close()
         raise
+    gc.collect()
+    gc.freeze()  # what start-up left is never garbage: keep full collections from walking it between two steps
     raise typer.Exit(run_server(app, running.frontend, server, startup_seconds=running.seconds))
 
 

@@ -45,7 +45,7 @@ class BuiltEngine:
 
 @dataclass(frozen=True, kw_only=True)
 class _Device:
-    device: jax.Device
+    device: Any  # a jax.Device
     is_cpu: bool
 
     @property

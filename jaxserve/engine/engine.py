@@ -45,9 +45,10 @@ class Engine:
         """
         seed = fresh_seed(self._seed, next(self._serials)) if params.seed is None else sample_seed(params.seed, index)
         wants_prompt = params.prompt_logprobs is not None and index == 0
-        payload = EngineRequest(
-            params=params, seed=seed, prompt_logprobs=[None] * len(prompt_token_ids) if wants_prompt else None
-        )
+        prompt_logprobs: list[TopTokens | None] | None = None
+        if wants_prompt:
+            prompt_logprobs = [None for _ in prompt_token_ids]
+        payload = EngineRequest(params=params, seed=seed, prompt_logprobs=prompt_logprobs)
         request = Request(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
@@ -102,7 +103,7 @@ class Engine:
     def _event(self, plan: StepPlan, result: StepResult, event: TokenEvent) -> EngineEvent:
         request, payload = event.request, event.request.payload
         assert isinstance(payload, EngineRequest)
-        if any(token < 0 for token in event.token_ids):  # NaN logits: nothing could be drawn
+        if event.token_ids[-1] < 0:  # NaN logits: nothing could be drawn
             self.scheduler.abort(request.request_id)
             return EngineEvent(request_id=request.request_id, token_ids=(), finish_reason="error")
         is_first = len(request.token_ids) - len(event.token_ids) == len(request.prompt_token_ids)

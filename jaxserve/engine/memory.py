@@ -1,8 +1,7 @@
 """How many KV pages there are: computed from the device's memory, never guessed."""
 
 from dataclasses import dataclass
-
-import jax
+from typing import Any
 
 from jaxserve.errors import ConfigError
 
@@ -41,7 +40,7 @@ def page_budget(
     return PageBudget(num_pages=fitting, num_bytes=fitting * page_bytes, reason=f"{budget:,} bytes: {reason}")
 
 
-def spare_bytes(device: jax.Device, temp_bytes: int, host_memory_bytes: int) -> tuple[int, str]:
+def spare_bytes(device: Any, temp_bytes: int, host_memory_bytes: int) -> tuple[int, str]:
     """Bytes a cache may take on the device, and the sum behind the number."""
     stats = None if device.platform == "cpu" else device.memory_stats()
     if stats is None:

@@ -31,7 +31,7 @@ class EngineRequest:
     prompt_logprobs: list[TopTokens | None] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)  # not frozen: one per running request and step, and that costs 4x
 class EngineEvent:
     """What one step did for one request. logprobs: parallel to token_ids, None when not wanted."""
 

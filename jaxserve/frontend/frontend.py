@@ -90,6 +90,7 @@ class Frontend:
     ) -> None:
         self.model_name = model.name
         self.max_model_len = model.max_model_len
+        self.vocab_size = model.vocab_size
         self.tokenizer = model.tokenizer
         self.chat_template = model.chat_template
         self.programs = programs if programs is not None else []

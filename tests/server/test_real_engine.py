@@ -1,0 +1,143 @@
+"""The server over the real model: the openai client's tour, concurrent clients, and clients that go away."""
+
+import asyncio
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from loopback import running_server
+from openai import AsyncOpenAI
+from openai_tour import openai_tour
+
+from jaxserve.config import EngineConfig
+from jaxserve.engine.progress import Silent
+from jaxserve.frontend import Frontend
+from jaxserve.offline import start_frontend
+from jaxserve.server.options import ServerOptions
+
+MODEL = "smollm2"
+PROMPTS = ["The sea is", "Once upon a time", "def add(a, b):", "Water boils at", "The capital of Spain is", "My dog"]
+
+
+@pytest.fixture(scope="module")
+def frontend(smollm2_path: Path) -> Iterator[Frontend]:
+    config = EngineConfig(
+        model=str(smollm2_path),
+        max_model_len=512,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        compilation_cache_dir=Path(os.environ["JAX_COMPILATION_CACHE_DIR"]),
+    )
+    frontend = start_frontend(config, Silent(), warm_up=True)
+    yield frontend
+    assert frontend.failure is None
+    assert frontend.stats().compiles_after_ready_total == 0
+    frontend.close()
+
+
+@pytest.fixture(scope="module")
+def url(frontend: Frontend) -> Iterator[str]:
+    with running_server(frontend, ServerOptions(served_model_names=(MODEL,))) as url:  # type: ignore[arg-type]
+        yield url
+
+
+def wait_until_idle(frontend: Frontend) -> None:
+    """Waits for the aborted requests' last step; every page must come back."""
+    deadline = time.monotonic() + 60
+    while frontend.stats().num_running or frontend.stats().num_waiting or frontend.stats().running_pages:
+        assert time.monotonic() < deadline, frontend.stats()
+        time.sleep(0.02)
+    stats = frontend.stats()
+    assert stats.free_pages + stats.cached_pages == stats.total_pages
+
+
+def test_the_openai_client_takes_the_tour(url: str, frontend: Frontend):
+    openai_tour(f"{url}/v1", MODEL)
+    wait_until_idle(frontend)
+
+
+def test_concurrent_clients_get_what_they_would_get_alone(url: str):
+    """24 clients over 4 slots, half of them streaming; each answer equals the one given alone."""
+
+    async def ask(client: AsyncOpenAI, prompt: str, stream: bool) -> str:
+        options = {"model": MODEL, "prompt": prompt, "max_tokens": 10, "temperature": 0.7, "seed": 11}
+        if not stream:
+            return (await client.completions.create(**options)).choices[0].text  # type: ignore[call-overload]
+        chunks = await client.completions.create(**options, stream=True)  # type: ignore[call-overload]
+        return "".join([chunk.choices[0].text async for chunk in chunks if chunk.choices])
+
+    async def both() -> tuple[list[str], list[str]]:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=120) as client:
+            alone = [await ask(client, prompt, False) for prompt in PROMPTS]
+            jobs = [ask(client, prompt, i % 2 == 0) for i in range(4) for prompt in PROMPTS]
+            return alone, await asyncio.gather(*jobs)
+
+    alone, together = asyncio.run(both())
+    assert together == alone * 4
+
+
+@pytest.mark.parametrize("after_chunks", [0, 1, 3])
+def test_a_client_that_goes_away_gives_its_pages_back(url: str, frontend: Frontend, after_chunks: int):
+    """Closed while waiting for the first token, and in the middle of the stream."""
+    body = {"model": MODEL, "prompt": "Count: 1 2 3", "max_tokens": 400, "stream": True, "ignore_eos": True, "n": 2}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        for _ in range(2 * after_chunks):
+            next(lines)
+    before = frontend.stats().requests_finished_total["abort"]
+    wait_until_idle(frontend)
+    assert frontend.stats().requests_finished_total["abort"] >= max(before, 2)
+
+
+def test_a_client_that_dies_before_the_answer_gives_its_pages_back(url: str, frontend: Frontend):
+    """A plain socket that sends a request without streaming and hangs up."""
+    host, port = url.removeprefix("http://").split(":")
+    body = b'{"model":"smollm2","prompt":"Tell me all","max_tokens":400,"ignore_eos":true}'
+    before = frontend.stats().requests_finished_total["abort"]
+    with socket.create_connection((host, int(port))) as client:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        client.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        while not frontend.stats().num_running:
+            time.sleep(0.01)
+    wait_until_idle(frontend)
+    assert frontend.stats().requests_finished_total["abort"] == before + 1
+
+
+def test_bad_requests_leave_the_server_alive(url: str):
+    bad = [
+        {"model": MODEL, "prompt": "x", "temperature": "hot"},
+        {"model": MODEL, "prompt": "x", "n": 0},
+        {"model": "nobody", "prompt": "x"},
+        {"model": MODEL, "prompt": "word " * 2000},
+        {"model": MODEL, "prompt": [[10**7]]},
+        {"model": MODEL, "prompt": "x", "logit_bias": {"10000000": 1}},
+        {"model": MODEL, "prompt": "x", "no_such_field": 1},
+    ]
+    for body in bad:
+        response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        assert response.status_code in (400, 404), response.text
+        assert len(response.json()["error"]["message"].splitlines()) == 1
+    nan = httpx.post(
+        f"{url}/v1/completions",
+        content=b'{"prompt": "x", "temperature": NaN}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert nan.status_code == 400
+    good = httpx.post(f"{url}/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 1}, timeout=60)
+    assert good.status_code == 200
+
+
+def test_metrics_and_configuration(url: str):
+    metrics = httpx.get(f"{url}/metrics").text
+    assert re.search(r"^jaxserve:compiles_after_ready_total(\{.*\})? 0\.0$", metrics, re.MULTILINE), metrics
+    assert "jaxserve:generation_tokens_total" in metrics
+    config = httpx.get(f"{url}/v1/config").json()
+    text = str(config)
+    assert "expanded to float32" in text
+    assert "max_num_seqs" in text
