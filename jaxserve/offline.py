@@ -58,6 +58,7 @@ def start_frontend(config: EngineConfig, progress: Progress, *, warm_up: bool, m
         programs=built.executor.programs,
         startup_seconds=built.seconds,
         is_warm=warm_up,
+        compile_for=built.executor.compile_for,
     )
 
 
@@ -113,6 +114,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """One result per prompt, in order. A prompt is text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...}
         with an optional "cache_salt"."""
+        if not isinstance(prompts, str | dict | list | tuple):
+            raise _not_a_prompt(prompts)
         many: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
         read = [self._read_prompt(prompt) for prompt in many]
         return self._run(read, sampling_params, priority)
@@ -146,6 +149,8 @@ class LLM:
     ) -> list[RequestOutput]:
         params = sampling_params if sampling_params is not None else SamplingParams()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if wrong := [p for p in each if not isinstance(p, SamplingParams)]:
+            raise InvalidRequest(f"sampling_params must be SamplingParams or a list of them, got {wrong[0]!r}")
         if len(each) != len(prompts) or (priority is not None and len(priority) != len(prompts)):
             raise InvalidRequest(f"{len(prompts)} prompts came with {len(each)} sampling params or other priorities")
         generations: list[Generation] = []
@@ -166,12 +171,16 @@ class LLM:
             return _Read(self.frontend.encode_prompt(prompt), prompt, None)
         if isinstance(prompt, list):
             return _Read(prompt, None, None)
-        salt = prompt.get("cache_salt")
-        if "prompt_token_ids" in prompt:
-            return _Read(list(prompt["prompt_token_ids"]), None, salt)
-        if "prompt" in prompt:
-            return _Read(self.frontend.encode_prompt(prompt["prompt"]), prompt["prompt"], salt)
-        raise InvalidRequest('a prompt dict needs "prompt" or "prompt_token_ids"', param="prompt")
+        if not isinstance(prompt, dict):
+            raise _not_a_prompt(prompt)
+        salt, text, ids = (prompt.get(key) for key in ("cache_salt", "prompt", "prompt_token_ids"))
+        if isinstance(ids, list | tuple):
+            return _Read(list(ids), None, salt)
+        if ids is None and isinstance(text, str):
+            return _Read(self.frontend.encode_prompt(text), text, salt)
+        raise InvalidRequest(
+            'a prompt dict needs "prompt", a text, or "prompt_token_ids", a list of token ids', param="prompt"
+        )
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer."""
@@ -207,6 +216,13 @@ class _Read:
 
     def __init__(self, token_ids: list[int], text: str | None, cache_salt: str | None) -> None:
         self.token_ids, self.text, self.cache_salt = token_ids, text, cache_salt
+
+
+def _not_a_prompt(prompt: object) -> InvalidRequest:
+    return InvalidRequest(
+        f'a prompt is text, a list of token ids, or a dict with "prompt" or "prompt_token_ids"; got {prompt!r:.80}',
+        param="prompt",
+    )
 
 
 def _is_single(prompts: object) -> bool:

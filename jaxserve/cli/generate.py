@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from jaxserve.cli.bars import Bars
 from jaxserve.cli.options import engine_options, sampling_options, takes
 from jaxserve.cli.report import Figures, GenerationClock
 from jaxserve.cli.startup import Started, started, with_sign
@@ -87,6 +88,7 @@ class Finished:
 
 def _run(running: Started, ids: list[int], params: SamplingParams, streams: bool) -> Finished:
     """Runs the request to its end. Interrupted, it ends the request before it goes on."""
+    running.frontend.prepare(len(ids), params.n, Bars())
     clock = GenerationClock(running.frontend.programs)
     generation = running.frontend.submit(ids, params)
     deltas: list[TextDelta] = []

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxserve.config import Choice, EngineConfig
-from jaxserve.engine.buckets import check_limits, step_shapes
+from jaxserve.engine.buckets import MAX_PREFILLS, check_limits, step_shapes
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import DeviceExecutor
 from jaxserve.engine.loading import LoadedModel, Recipe, load_model
@@ -22,7 +22,6 @@ from jaxserve.layers.stack import stack_layers
 from jaxserve.scheduler import Scheduler
 from pallas_kernels.kernels import Kernels, kernels_for
 
-MAX_PREFILLS = 16  # prompts that may share a step
 CPU_LIMITS = (32, 512)  # max_num_seqs, max_num_batched_tokens where computing, not reading, is scarce
 ACCELERATOR_LIMITS = (256, 2048)
 

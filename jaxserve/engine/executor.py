@@ -3,9 +3,10 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
+from jaxserve.engine.buckets import MAX_PREFILLS, choose_shape
 from jaxserve.engine.compile_watch import CompileWatch
 from jaxserve.engine.inputs import InputFiller
 from jaxserve.engine.logits import SlotState
@@ -132,16 +134,28 @@ class DeviceExecutor:
 
     def compile_all(self, progress: Progress) -> None:
         """Compiles every program, or reads it from the persistent cache; several at a time."""
-        with (
-            progress.task("compiling", len(self.shapes) + 1) as advance,
-            ThreadPoolExecutor(max_workers=min(len(os.sched_getaffinity(0)), MAX_COMPILE_THREADS)) as pool,
-        ):
-            jobs = [pool.submit(self._step, shape) for shape in self.shapes]
-            for job in as_completed([*jobs, pool.submit(self._slot_setter)]):
-                job.result()
-                advance(1)
+        self._compile([*(partial(self._step, shape) for shape in self.shapes), self._slot_setter], progress)
         order = [str(shape) for shape in self.shapes]
         self.programs.sort(key=lambda report: order.index(report.name) if report.name in order else len(order))
+
+    def compile_for(self, num_prompt_tokens: int, num_choices: int, progress: Progress) -> None:
+        """Compiles what a request that runs alone will need: its prompt's chunks, then one row per choice."""
+        largest, tokens = self.shapes[-1].chunk_tokens, num_choices * num_prompt_tokens
+        sizes = {tokens} if tokens <= largest else {tokens % largest, largest}
+        wanted = {choose_shape(self.shapes, num_choices, 0, 0)}
+        wanted |= {choose_shape(self.shapes, 0, size, min(num_choices, MAX_PREFILLS)) for size in sizes if size > 1}
+        missing = [partial(self._step, shape) for shape in sorted(wanted - self._steps.keys())]
+        if missing:
+            self._compile(missing, progress)
+
+    def _compile(self, jobs: Sequence[Callable[[], Any]], progress: Progress) -> None:
+        with (
+            progress.task("compiling", len(jobs)) as advance,
+            ThreadPoolExecutor(max_workers=min(len(os.sched_getaffinity(0)), MAX_COMPILE_THREADS)) as pool,
+        ):
+            for job in as_completed([pool.submit(job) for job in jobs]):
+                job.result()
+                advance(1)
 
     def _step(self, shape: StepShape) -> Any:
         if shape not in self._steps:

@@ -35,9 +35,9 @@ def page_budget(
             "raise --kv-cache-memory-bytes or lower --page-size"
         )
     if wanted_pages <= fitting:
-        reason = f"enough for every sequence at full length, of {budget:,} bytes available ({reason})"
+        reason = "enough for every sequence at full length"
         return PageBudget(num_pages=wanted_pages, num_bytes=wanted_pages * page_bytes, reason=reason)
-    return PageBudget(num_pages=fitting, num_bytes=fitting * page_bytes, reason=f"{budget:,} bytes: {reason}")
+    return PageBudget(num_pages=fitting, num_bytes=fitting * page_bytes, reason=f"as many as fit: {reason}")
 
 
 def spare_bytes(device: Any, temp_bytes: int, host_memory_bytes: int) -> tuple[int, str]:

@@ -61,7 +61,9 @@ def logprob_entry(top: TopTokens, tokenizer: Tokenizer | None) -> dict[int, Logp
     """The chosen token first, then the alternatives by rank, in vLLM's shape."""
 
     def text(token_id: int) -> str | None:
-        return None if tokenizer is None else tokenizer.token_text(token_id)
+        if tokenizer is None or token_id >= tokenizer.vocab_size:  # padding rows of an embedding have no text
+            return None
+        return tokenizer.token_text(token_id)
 
     entry = {top.token_id: Logprob(top.logprob, top.rank, text(top.token_id))}
     for rank, (token_id, logprob) in enumerate(zip(top.top_ids, top.top_logprobs, strict=True), start=1):

@@ -3,9 +3,11 @@
 Callers submit from any thread; the engine's thread alone touches the engine, and delivers each step's increments.
 """
 
+import atexit
 import itertools
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from jaxserve.config import Choice
 from jaxserve.engine.compile_watch import CompileWatch
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import ProgramReport
+from jaxserve.engine.progress import Progress
 from jaxserve.engine.requests import EngineEvent
 from jaxserve.errors import EngineDied, InvalidRequest, Overloaded, ShuttingDown
 from jaxserve.frontend.choice_text import ChoiceText, logprob_entry
@@ -87,6 +90,7 @@ class Frontend:
         programs: list[ProgramReport] | None = None,
         startup_seconds: float = 0.0,
         is_warm: bool = False,
+        compile_for: Callable[[int, int, Progress], None] | None = None,
     ) -> None:
         self.model_name = model.name
         self.max_model_len = model.max_model_len
@@ -101,6 +105,7 @@ class Frontend:
         self._choices = choices or {}
         self._max_open = max_open
         self._is_warm = is_warm
+        self._compile_for = compile_for
         self._compiles = CompileWatch()
         self._commands: queue.SimpleQueue[_Add | _Abort | None] = queue.SimpleQueue()
         self._open: dict[str, _OpenChoice] = {}
@@ -110,8 +115,10 @@ class Frontend:
         self._is_draining = False
         self._is_closing = False
         self._finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
-        self._thread = threading.Thread(target=self._run, name="jaxserve-engine")
+        # A daemon, closed at exit: else a program that forgets `close` would wait for this thread and never end.
+        self._thread = threading.Thread(target=self._run, name="jaxserve-engine", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
     # What callers do, on any thread.
 
@@ -132,6 +139,11 @@ class Frontend:
             missing = "tokenizer" if self.tokenizer is None else "chat template"
             raise InvalidRequest(f"this model has no {missing}; use completions, or --chat-template", param="messages")
         return encode_chat(self.tokenizer, self.chat_template, messages, **template_kwargs)
+
+    def prepare(self, num_prompt_tokens: int, num_choices: int, progress: Progress) -> None:
+        """Compiles now what a request of this size will need when it runs alone; without it, its first step waits."""
+        if self._compile_for is not None and num_prompt_tokens < self.max_model_len:
+            self._compile_for(num_prompt_tokens, num_choices, progress)
 
     def submit(
         self,
@@ -164,8 +176,7 @@ class Frontend:
             )
             for index in range(params.n)
         ]
-        self._reserve(params.n)
-        self._commands.put(_Add(generation, requests, params))
+        self._queue(_Add(generation, requests, params))
         return generation
 
     def _check_ids(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
@@ -175,13 +186,17 @@ class Frontend:
             ("logit_bias", params.logit_bias or ()),
             ("stop_token_ids", params.stop_token_ids or ()),
         ):
+            if not all(isinstance(i, int) for i in ids):
+                wrong = next(i for i in ids if not isinstance(i, int))
+                raise InvalidRequest(f"{name}: token ids are integers, got {wrong!r}", param=name)
             if ids and not 0 <= min(ids) <= max(ids) < vocab:
                 wrong = next(i for i in ids if not 0 <= i < vocab)
                 raise InvalidRequest(f"{name}: token id {wrong} is not below the vocabulary's {vocab:,}", param=name)
         if params.stop_strings and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, which this model has not", param="stop")
 
-    def _reserve(self, num_choices: int) -> None:
+    def _queue(self, command: _Add) -> None:
+        num_choices = len(command.requests)
         with self._lock:
             if self.failure is not None:
                 raise EngineDied(f"the engine stopped: {self.failure}")
@@ -190,6 +205,7 @@ class Frontend:
             if self._num_open + num_choices > self._max_open:
                 raise Overloaded(f"{self._num_open} requests are open, the most this server takes (--max-waiting)")
             self._num_open += num_choices
+            self._commands.put(command)  # under the lock: after a close or a failure nobody would read it
 
     def _request_abort(self, generation: Generation) -> None:
         self._commands.put(_Abort(generation))
@@ -227,12 +243,12 @@ class Frontend:
     def close(self) -> None:
         """Aborts what still runs, joins the engine's thread and gives the device memory back."""
         with self._lock:
-            if self._is_closing:
-                return
-            self._is_closing = True
-        self._commands.put(None)
-        self._thread.join()
-        self.engine.close()
+            if not self._is_closing:
+                self._is_closing = True
+                self._commands.put(None)
+        if threading.current_thread() is not self._thread:  # it may be, when the garbage collector runs there
+            self._thread.join()
+        atexit.unregister(self.close)
 
     def __enter__(self) -> "Frontend":
         return self
@@ -253,6 +269,7 @@ class Frontend:
             self._fail(error)
         finally:
             self._compiles.stop()
+            self.engine.close()
 
     def _take_commands(self) -> bool:
         """Applies what was asked since the last step, waiting for it when idle. False: close."""

@@ -1,6 +1,7 @@
 """One submitted request as its caller sees it: increments to read, from a thread or an event loop, and abort."""
 
 import asyncio
+import contextlib
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -69,7 +70,7 @@ def wake(generations: list[Generation]) -> None:
             loop, event = generation.reader
             events.setdefault(loop, []).append(event)
     for loop, waiting in events.items():
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop was closed: its readers are gone
             loop.call_soon_threadsafe(_set_all, waiting)
 
 

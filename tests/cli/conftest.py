@@ -74,6 +74,7 @@ class FakeFrontend:
     prompts: list[str] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
     generations: list[FakeGeneration] = field(default_factory=list)
+    prepared: list[tuple[int, int]] = field(default_factory=list)
     num_closed: int = 0
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -83,6 +84,9 @@ class FakeFrontend:
     def encode_chat(self, messages: list[dict], **template_kwargs: Any) -> list[int]:
         self.chats.append(messages)
         return list("".join(message["content"] for message in messages).encode())
+
+    def prepare(self, num_prompt_tokens: int, num_choices: int, progress: Any) -> None:
+        self.prepared.append((num_prompt_tokens, num_choices))
 
     def submit(self, prompt_token_ids: list[int], params: SamplingParams) -> FakeGeneration:
         if len(prompt_token_ids) >= self.max_model_len:
