@@ -43,10 +43,20 @@ class EngineConfig:
     compilation_cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
+        for name in _PATHS:  # text is as good as a Path, from a notebook
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, Path(value))
         for name, low in _MINIMUMS:
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+            if value is None and getattr(EngineConfig, name) is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise ConfigError(f"{_flag(name)} must be an integer of at least {low}, got {value!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ConfigError(f"--seed must be an integer, got {self.seed!r}")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{_flag(name)} must be true or false, got {getattr(self, name)!r}")
         for name, allowed in _CHOICES:
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{_flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
@@ -70,6 +80,8 @@ _MINIMUMS = (
     ("kv_cache_memory_bytes", 1),
     ("max_waiting", 1),
 )
+_SWITCHES = ("enable_prefix_caching", "overlap", "deterministic")
+_PATHS = ("cache_dir", "compilation_cache_dir")
 _CHOICES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dtype", ("auto", "float32", "bfloat16")),
     ("kv_cache_dtype", ("auto", "float32", "bfloat16")),

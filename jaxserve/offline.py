@@ -1,8 +1,14 @@
 """`LLM`: a model in this process, without a server. Names and results are vLLM's."""
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import Progress as RichProgress
 
 from checkpoints import errors as checkpoint_errors
 from checkpoints import hub
@@ -93,8 +99,9 @@ class LLM:
         with LLM("smollm2-135m-instruct") as llm:
             print(llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].outputs[0].text)
 
-    Options are EngineConfig's fields (vLLM's names). Raises ConfigError for an unknown one. `close` gives the memory
-    back; several LLMs can live side by side.
+    Options are EngineConfig's fields (vLLM's names). Raises ConfigError for an unknown one. Models and compiled
+    programs are kept where the command line keeps them ($JAXSERVE_HOME), unless cache_dir or compilation_cache_dir say
+    otherwise. `close` gives the memory back; several LLMs can live side by side.
     """
 
     def __init__(self, model: str, *, progress: Progress | None = None, **options: Any) -> None:
@@ -102,7 +109,10 @@ class LLM:
         if unknown:
             known = ", ".join(sorted(EngineConfig.names() - {"model"}))
             raise ConfigError(f"LLM() has no option {', '.join(unknown)}; it has {known}")
-        config = EngineConfig(model=model, **options)
+        home = options.get("cache_dir") or hub.default_cache_dir(os.environ)
+        compiled = options.get("compilation_cache_dir") or jax.config.jax_compilation_cache_dir or home / "xla"
+        folders = {"cache_dir": home, "compilation_cache_dir": Path(compiled)}
+        config = EngineConfig(model=model, **(options | folders))
         self.frontend = start_frontend(config, progress or Silent(), warm_up=False, max_open=UNLIMITED)
 
     def generate(
@@ -110,15 +120,16 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool = False,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """One result per prompt, in order. A prompt is text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...}
-        with an optional "cache_salt"."""
+        with an optional "cache_salt". use_tqdm: show a bar of finished requests on stderr."""
         if not isinstance(prompts, str | dict | list | tuple):
             raise _not_a_prompt(prompts)
         many: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
         read = [self._read_prompt(prompt) for prompt in many]
-        return self._run(read, sampling_params, priority)
+        return self._run(read, sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -128,6 +139,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
+        use_tqdm: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answers to one conversation, or to each of several."""
@@ -139,12 +151,13 @@ class LLM:
         if tools is not None:
             options["tools"] = tools
         read = [_Read(self.frontend.encode_chat(list(each), **options), None, None) for each in conversations]  # type: ignore[arg-type]
-        return self._run(read, sampling_params, None)
+        return self._run(read, sampling_params, use_tqdm, None)
 
     def _run(
         self,
         prompts: list["_Read"],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        shows_bar: bool,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
         params = sampling_params if sampling_params is not None else SamplingParams()
@@ -160,7 +173,9 @@ class LLM:
                 generations.append(
                     self.frontend.submit(prompt.token_ids, each[i], priority=rank, cache_salt=prompt.cache_salt)
                 )
-            return [collect(generation, p.text) for generation, p in zip(generations, prompts, strict=True)]
+            with _bar(shows_bar) as bar:
+                pairs = bar.track(list(zip(generations, prompts, strict=True)), description="requests")
+                return [collect(generation, prompt.text) for generation, prompt in pairs]
         except BaseException:
             for generation in generations:
                 generation.abort()
@@ -205,7 +220,7 @@ class LLM:
         self.close()
 
     def __del__(self) -> None:
-        if frontend := getattr(self, "frontend", None):
+        if not sys.is_finalizing() and (frontend := getattr(self, "frontend", None)):
             frontend.close()
 
 
@@ -223,6 +238,10 @@ def _not_a_prompt(prompt: object) -> InvalidRequest:
         f'a prompt is text, a list of token ids, or a dict with "prompt" or "prompt_token_ids"; got {prompt!r:.80}',
         param="prompt",
     )
+
+
+def _bar(shows: bool) -> RichProgress:
+    return RichProgress(console=Console(stderr=True), disable=not shows)
 
 
 def _is_single(prompts: object) -> bool:

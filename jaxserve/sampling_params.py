@@ -147,4 +147,4 @@ def _check_bias(bias: object) -> None:
     for token, value in bias.items():
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise InvalidRequest(f"logit_bias keys must be token ids, got {token!r}", param="logit_bias")
-        _check_float("logit_bias values", value, -100.0, 100.0)
+        _check_float("logit_bias", value, -100.0, 100.0)

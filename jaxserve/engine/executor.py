@@ -208,7 +208,8 @@ class DeviceExecutor:
             bias = params.logit_bias or {}
             bias_ids[: len(bias)] = list(bias)
             bias_values[: len(bias)] = list(bias.values())
-            stops = sorted(self._eos_token_ids.union(params.stop_token_ids or ()))
+            eos = frozenset() if params.ignore_eos else self._eos_token_ids
+            stops = sorted(eos.union(params.stop_token_ids or ()))
             stop_ids[: len(stops)] = stops
         return slot, history, bias_ids, bias_values, stop_ids
 

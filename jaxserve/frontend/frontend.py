@@ -25,6 +25,8 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import Request
 from jaxserve.tokens import ChatTemplate, Tokenizer, encode_chat
 
+IDLE_SECONDS = 0.5  # how often an idle engine looks whether the program still runs
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineStats:
@@ -272,18 +274,25 @@ class Frontend:
             self.engine.close()
 
     def _take_commands(self) -> bool:
-        """Applies what was asked since the last step, waiting for it when idle. False: close."""
-        while True:
+        """Applies what was asked since the last step, waiting for it when idle. False: close, or the program ends.
+
+        The interpreter joins this thread before it runs any exit hook, so a program that forgot to close must be
+        noticed from here.
+        """
+        while threading.main_thread().is_alive():
             try:
-                command = self._commands.get(block=not self.engine.has_work)
+                command = self._commands.get(block=not self.engine.has_work, timeout=IDLE_SECONDS)
             except queue.Empty:
-                return True
+                if self.engine.has_work:
+                    return True
+                continue
             if command is None:
                 return False
             if isinstance(command, _Abort):
                 self._abort(command.generation)
             else:
                 self._add(command)
+        return False
 
     def _add(self, command: _Add) -> None:
         generation = command.generation
