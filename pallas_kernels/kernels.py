@@ -9,6 +9,7 @@ from jaxtyping import Array
 from pallas_kernels.paged_attention import reference as attention_reference
 from pallas_kernels.paged_attention import xla as attention_xla
 from pallas_kernels.quantized_matmul import reference as matmul_reference
+from pallas_kernels.quantized_matmul import xla as matmul_xla
 
 KernelName = Literal["auto", "reference", "xla"]
 
@@ -36,7 +37,7 @@ XLA = Kernels(
     paged_attention=attention_xla.paged_attention,
     write_kv=attention_xla.write_kv,
     check_page_size=attention_xla.check_page_size,
-    quantized_matmul=matmul_reference.quantized_matmul,
+    quantized_matmul=matmul_xla.quantized_matmul,
 )
 
 
