@@ -1,5 +1,6 @@
 """What a person chooses when an engine starts, and the record of what was decided from it. Names are vLLM's."""
 
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +44,7 @@ class EngineConfig:
     compilation_cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", os.fspath(self.model))
         for name in _PATHS:  # text is as good as a Path, from a notebook
             if isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, Path(value))

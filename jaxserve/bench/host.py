@@ -12,8 +12,8 @@ import numpy as np
 from jaxserve.bench.measure import percentiles
 from jaxserve.bench.report import Distribution, Report, Target
 from jaxserve.bench.workload import random_source, random_tokens, sampling
-from jaxserve.engine.buckets import step_shapes
-from jaxserve.engine.build import ACCELERATOR_LIMITS, MAX_PREFILLS
+from jaxserve.engine.buckets import MAX_PREFILLS, step_shapes
+from jaxserve.engine.decisions import ACCELERATOR_LIMITS
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import InFlight, StepResult, wanted_logprobs
 from jaxserve.engine.inputs import InputFiller

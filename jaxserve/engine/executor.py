@@ -72,6 +72,16 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
+def step_temp_bytes(program: Program, params: Any, shape: StepShape, spec: KVCacheSpec) -> int:
+    """Temporary bytes of one step shape, from its compilation on described arrays: nothing is allocated."""
+    max_len = shape.max_pages * spec.page_size
+    cache = jax.eval_shape(lambda: empty_cache(spec, shape.max_pages))
+    state = jax.eval_shape(lambda: empty_state(shape.num_rows, max_len))
+    buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32)
+    memory = step_function(program, shape).lower(params, cache, state, buffer).compile().memory_analysis()
+    return memory.temp_size_in_bytes if memory else 0
+
+
 def row_of(plan: StepPlan, shape: StepShape, row: int) -> int:
     """The device row of a plan's row: padding lies between the single rows and the chunks."""
     return row if row < plan.num_single_rows else shape.single_rows + row - plan.num_single_rows
@@ -178,7 +188,7 @@ class DeviceExecutor:
         report = ProgramReport(
             name=name,
             seconds=time.perf_counter() - start,
-            from_cache=watch.requests > 0 and watch.compiled == 0,
+            from_cache=watch.compiled == 0,
             temp_bytes=memory.temp_size_in_bytes if memory else 0,
         )
         self.programs.append(report)

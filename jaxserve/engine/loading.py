@@ -96,6 +96,10 @@ def identify(source: WeightSource) -> tuple[Model, Any, FileLayout]:
         return model, model.config_from_gguf(source), model.gguf_layout
     hf = read_config(source.path)
     architectures = hf.get("architectures") or ["(none given)"]
+    if not isinstance(architectures, list) or not isinstance(architectures[0], str):
+        raise CheckpointError(
+            f"{source.path}: config.json: architectures is {architectures!r:.80}, not a list of names"
+        )
     model = model_for_hf(architectures[0])
     return model, model.config_from_hf(hf), model.hf_layout
 

@@ -19,12 +19,23 @@ class PageBudget:
 
 
 def page_budget(
-    *, page_bytes: int, wanted_pages: int, num_pages: int | None, memory_bytes: int | None, free: tuple[int, str]
+    *,
+    page_bytes: int,
+    wanted_pages: int,
+    num_pages: int | None,
+    memory_bytes: int | None,
+    free: tuple[int, str],
+    total_bytes: int,
 ) -> PageBudget:
     """The pages to allocate: as the user says, else what memory gives, never more than could ever be used.
 
     wanted_pages: max_num_seqs sequences of max_model_len. free: bytes the device can spare, and how that was found.
+    total_bytes: all of its memory, which nothing can exceed.
     """
+    asked_bytes = num_pages * page_bytes if num_pages is not None else memory_bytes or 0
+    if asked_bytes > total_bytes:
+        flag = "--num-pages" if num_pages is not None else "--kv-cache-memory-bytes"
+        raise ConfigError(f"{flag} asks for {asked_bytes:,} bytes and the device has {total_bytes:,}; ask for fewer")
     if num_pages is not None:
         return PageBudget(num_pages=num_pages, num_bytes=num_pages * page_bytes, reason="--num-pages")
     budget, reason = (memory_bytes, "--kv-cache-memory-bytes") if memory_bytes is not None else free

@@ -18,6 +18,7 @@ class ChoiceText:
         self._detokenizer = None
         if tokenizer is not None and params.detokenize:
             self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, skip_special=params.skip_special_tokens)
+        self._num_tokens = 0
         self._stops = None
         if params.stop_strings:
             self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
@@ -46,6 +47,9 @@ class ChoiceText:
             text += self._detokenizer.flush()
         if self._stops is None:
             return text, None
+        self._num_tokens += len(event.token_ids)
+        if self._num_tokens <= self._params.min_tokens and event.finish_reason is None:
+            return text, None  # stop strings count from min_tokens on, as in vLLM
         emit, matched = self._stops.push(text)
         if matched is None and event.finish_reason is not None:
             emit += self._stops.flush()

@@ -25,8 +25,6 @@ from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import Request
 from jaxserve.tokens import ChatTemplate, Tokenizer, encode_chat
 
-IDLE_SECONDS = 0.5  # how often an idle engine looks whether the program still runs
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineStats:
@@ -117,7 +115,7 @@ class Frontend:
         self._is_draining = False
         self._is_closing = False
         self._finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
-        # A daemon, closed at exit: else a program that forgets `close` would wait for this thread and never end.
+        # A daemon, so that a program that forgets `close` ends; joined at exit, as no step may outlive the runtime.
         self._thread = threading.Thread(target=self._run, name="jaxserve-engine", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -274,25 +272,18 @@ class Frontend:
             self.engine.close()
 
     def _take_commands(self) -> bool:
-        """Applies what was asked since the last step, waiting for it when idle. False: close, or the program ends.
-
-        The interpreter joins this thread before it runs any exit hook, so a program that forgot to close must be
-        noticed from here.
-        """
-        while threading.main_thread().is_alive():
+        """Applies what was asked since the last step, waiting for it when idle. False: close."""
+        while True:
             try:
-                command = self._commands.get(block=not self.engine.has_work, timeout=IDLE_SECONDS)
+                command = self._commands.get(block=not self.engine.has_work)
             except queue.Empty:
-                if self.engine.has_work:
-                    return True
-                continue
+                return True
             if command is None:
                 return False
             if isinstance(command, _Abort):
                 self._abort(command.generation)
             else:
                 self._add(command)
-        return False
 
     def _add(self, command: _Add) -> None:
         generation = command.generation

@@ -71,6 +71,8 @@ def config_from_hf(hf: Mapping[str, Any]) -> LlamaConfig:
         raise CheckpointError(f"config.json: field {error} is missing") from error
     except ValueError as error:
         raise UnsupportedCheckpoint(f"config.json: {error}") from error
+    except (TypeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"config.json: a field has a value no llama has ({error})") from error
 
 
 def config_from_gguf(source: WeightSource) -> LlamaConfig:

@@ -1,0 +1,157 @@
+"""What an engine's options come to on this machine, and why: every choice is recorded with its reason as it is made."""
+
+import os
+from typing import Any
+
+import jax
+
+from jaxserve.config import Choice, EngineConfig
+from jaxserve.engine.buckets import MAX_PREFILLS, check_limits, step_shapes
+from jaxserve.engine.loading import LoadedModel, Recipe
+from jaxserve.engine.memory import PageBudget, page_budget
+from jaxserve.errors import ConfigError
+from jaxserve.kv_cache import KVCacheSpec
+from jaxserve.step_inputs import StepShape
+from pallas_kernels.kernels import Kernels, kernels_for
+
+CPU_LIMITS = (32, 512)  # max_num_seqs, max_num_batched_tokens where computing, not reading, is scarce
+ACCELERATOR_LIMITS = (256, 2048)
+
+
+class Decisions:
+    """Decides one thing after another; `choices` is the effective configuration so far.
+
+    Raises ConfigError for what cannot work. The methods are called in the order in which they are written here.
+    """
+
+    def __init__(self, config: EngineConfig, device: Any) -> None:
+        self.config = config
+        self.device = device
+        self.is_cpu = device.platform == "cpu"
+        self.choices: dict[str, Choice] = {}
+        self._note("device", f"{device.platform} ({device.device_kind})", "first device of jax's default platform")
+        for name, reason in _AS_GIVEN:
+            self._note(name, getattr(config, name), reason)
+
+    def _note[T](self, name: str, value: T, reason: str) -> T:
+        self.choices[name] = Choice(value, reason)
+        return value
+
+    def kernels(self) -> Kernels:
+        """The implementation of every op."""
+        kernels, reason = kernels_for(self.config.kernels, self.device.platform)
+        try:
+            kernels.check_page_size(self.config.page_size)
+        except ValueError as error:
+            raise ConfigError(f"--page-size {self.config.page_size}: {error}") from error
+        self._note("kernels", kernels.name, reason)
+        return kernels
+
+    def recipe(self) -> Recipe:
+        """What becomes of the weights at load."""
+        dtype, reason = self.config.dtype, "--dtype"
+        if dtype == "auto":
+            dtype, reason = "float32" if self.is_cpu else "bfloat16", f"activations on {self.device.platform}"
+        self._note("dtype", dtype, reason)
+        expand, reason = self.config.expand_weights == "always", "--expand-weights"
+        if self.config.expand_weights == "auto":
+            expand = self.is_cpu
+            reason = "XLA:CPU would decode packed weights in every step" if expand else "weights stay in their format"
+        return Recipe(expand=self._note("expand_weights", expand, reason), dtype=dtype)
+
+    def limits(self) -> tuple[int, int]:
+        """max_num_seqs and max_num_batched_tokens; one that was not given makes room for one that was."""
+        config, reason = self.config, f"default on {self.device.platform}"
+        default_seqs, default_tokens = CPU_LIMITS if self.is_cpu else ACCELERATOR_LIMITS
+        num_seqs = config.max_num_seqs or min(default_seqs, config.max_num_batched_tokens or default_seqs)
+        num_tokens = config.max_num_batched_tokens or max(default_tokens, num_seqs)
+        check_limits(num_seqs, num_tokens)
+        self._note("max_num_seqs", num_seqs, "--max-num-seqs" if config.max_num_seqs else reason)
+        given = "--max-num-batched-tokens" if config.max_num_batched_tokens else reason
+        return num_seqs, self._note("max_num_batched_tokens", num_tokens, given)
+
+    def weights(self, loaded: LoadedModel) -> None:
+        """Records what the weights take."""
+        in_file = ", ".join(f"{name} {size:,} bytes" for name, size in sorted(loaded.file_bytes.items()))
+        reason = f"as in the file ({in_file})"
+        if loaded.is_expanded:
+            dtype = self.choices["dtype"].value
+            reason = f"expanded to {dtype} from {sum(loaded.file_bytes.values()):,} bytes ({in_file})"
+        self._note("weights", f"{loaded.held_bytes:,} bytes", reason)
+
+    def cache_spec(self, model: Any) -> KVCacheSpec:
+        """Geometry and type of the KV cache."""
+        dtype, reason = self.config.kv_cache_dtype, "--kv-cache-dtype"
+        if dtype == "auto":
+            dtype, reason = self.choices["dtype"].value, "the activations' type"
+        return KVCacheSpec(
+            num_layers=model.num_layers,
+            num_kv_heads=model.num_kv_heads,
+            head_size=model.head_size,
+            page_size=self.config.page_size,
+            dtype=self._note("kv_cache_dtype", dtype, reason),
+        )
+
+    def wanted_len(self, model: Any) -> int:
+        """The context asked for: the model's unless a shorter one is given."""
+        wanted = self.config.max_model_len or model.max_position
+        if wanted > model.max_position:
+            raise ConfigError(
+                f"--max-model-len {wanted:,} exceeds the {model.max_position:,} positions the model was made for"
+            )
+        return wanted
+
+    def shapes(self, num_seqs: int, num_tokens: int, max_model_len: int) -> tuple[StepShape, ...]:
+        """The closed list of step shapes."""
+        shapes = step_shapes(
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=num_tokens,
+            max_prefills=MAX_PREFILLS,
+            max_pages=-(-max_model_len // self.config.page_size),
+            deterministic=self.config.deterministic,
+        )
+        self._note("step_shapes", [str(shape) for shape in shapes], "every step is padded to one of these")
+        return shapes
+
+    def pages(self, spec: KVCacheSpec, num_seqs: int, wanted_len: int, free: tuple[int, str]) -> tuple[PageBudget, int]:
+        """The pages, and max_model_len: what was asked for, or as far as the pages reach."""
+        budget = page_budget(
+            page_bytes=spec.page_bytes,
+            wanted_pages=num_seqs * -(-wanted_len // spec.page_size),
+            num_pages=self.config.num_pages,
+            memory_bytes=self.config.kv_cache_memory_bytes,
+            free=free,
+            total_bytes=device_memory_bytes(self.device),
+        )
+        reach = budget.num_pages * spec.page_size
+        if wanted_len > reach and self.config.max_model_len:
+            raise ConfigError(
+                f"--max-model-len {wanted_len:,} needs {-(-wanted_len // spec.page_size):,} KV pages and there are "
+                f"{budget.num_pages:,} ({budget.reason}); lower it to {reach:,} or give the cache more memory"
+            )
+        reason = "--max-model-len" if self.config.max_model_len else "the model's"
+        max_model_len = self._note(
+            "max_model_len", min(wanted_len, reach), reason if wanted_len <= reach else "what the KV pages hold"
+        )
+        self._note("kv_pages", f"{budget.num_pages:,} pages, {budget.num_bytes:,} bytes", budget.reason)
+        return budget, max_model_len
+
+
+_AS_GIVEN = (
+    ("page_size", "tokens per KV page, as given or by default"),
+    ("overlap", "whether the next step is dispatched before the last one's tokens are read"),
+    ("deterministic", "whether logits are bit-identical in every batch"),
+    ("enable_prefix_caching", "whether computed prefixes are reused"),
+    ("seed", "for requests that name none"),
+)
+
+
+def device_memory_bytes(device: Any) -> int:
+    """Memory of the device; of the machine where the device does not say."""
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    return stats["bytes_limit"] if stats else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def first_device() -> Any:
+    """The device this version runs on."""
+    return jax.devices()[0]

@@ -1,0 +1,130 @@
+"""A plan in its buffer: every token, row, page and parameter where the step reads it."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxserve.engine.inputs import InputFiller, sampling_row
+from jaxserve.sampling_params import SamplingParams
+from jaxserve.scheduler import IN_FLIGHT_TOKEN, Request, StepPlan
+from jaxserve.step_inputs import StepInputs, StepShape, unpack
+
+SHAPES = (
+    StepShape(single_rows=4, chunk_tokens=0, chunk_rows=0, max_pages=3),
+    StepShape(single_rows=4, chunk_tokens=8, chunk_rows=3, max_pages=3),
+)
+NUM_SLOTS = 5
+
+
+def request_in(slot, prompt, **params):
+    request = Request(request_id=f"r{slot}", prompt_token_ids=prompt, max_tokens=5)
+    request.slot = slot
+    return request, SamplingParams(**params)
+
+
+def filled_inputs(filler, plan) -> tuple[StepShape, StepInputs]:
+    shape, buffer = filler.fill(plan)
+    return shape, unpack(jnp.asarray(buffer), shape)
+
+
+def plan_of(requests, starts, lengths, samples, token_ids, page_updates=()):
+    return StepPlan(
+        step=0,
+        requests=requests,
+        slots=[request.slot for request in requests],
+        starts=starts,
+        lengths=lengths,
+        samples=samples,
+        num_single_rows=lengths.count(1),
+        token_ids=token_ids,
+        placed=[],
+        page_updates=list(page_updates),
+    )
+
+
+@pytest.fixture
+def filled():
+    """Two decodes (one of them of a token only the device knows) and two chunks, one of which asks for logprobs."""
+    filler = InputFiller(SHAPES, NUM_SLOTS)
+    placed = [
+        request_in(2, [10, 11, 12], temperature=0.5, seed=1),
+        request_in(0, [20, 21], top_k=7),
+        request_in(4, [30, 31, 32, 33], prompt_logprobs=1),
+        request_in(1, [40, 41, 42], logprobs=0, min_tokens=2),
+    ]
+    for number, (request, params) in enumerate(placed):
+        filler.place(request, params, (number << 40) + number, params.prompt_logprobs is not None)
+    plan = plan_of(
+        [request for request, _ in placed],
+        starts=[3, 2, 0, 0],
+        lengths=[1, 1, 3, 3],
+        samples=[True, True, False, True],
+        token_ids=[13, IN_FLIGHT_TOKEN, 30, 31, 32, 40, 41, 42],
+        page_updates=[(2, 0, [6]), (2, 1, [7, 8]), (4, 0, [9]), (1, 0, [5])],
+    )
+    shape, inputs = filled_inputs(filler, plan)
+    assert shape == SHAPES[1]
+    return inputs
+
+
+def test_tokens_lie_in_row_order_with_padding_between_decodes_and_chunks(filled):
+    assert filled.token_ids.tolist() == [13, -1, 0, 0, 30, 31, 32, 40, 41, 42, 0, 0]
+    assert filled.layout.query_starts.tolist() == [0, 1, 2, 3, 4, 7, 10, 10]
+    assert filled.layout.kv_lengths.tolist() == [4, 3, 0, 0, 3, 3, 0]
+    assert filled.draws.tolist() == [1, 1, 0, 0, 0, 1, 0]
+    assert filled.layout.num_single_rows == 4
+
+
+def test_padding_rows_use_the_spare_slot(filled):
+    assert filled.slots.tolist() == [2, 0, NUM_SLOTS, NUM_SLOTS, 4, 1, NUM_SLOTS]
+    assert filled.sampling.slots.tolist() == filled.slots.tolist()
+    assert filled.sampling.temperature.tolist() == [0.5, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0]
+
+
+def test_page_table_rows_follow_their_slots(filled):
+    assert filled.layout.page_table.tolist() == [[6, 7, 8], [0] * 3, [0] * 3, [0] * 3, [9, 0, 0], [5, 0, 0], [0] * 3]
+
+
+def test_targets_are_the_next_prompt_tokens_of_those_who_ask(filled):
+    assert filled.target_ids.tolist() == [-1, -1, -1, -1, 31, 32, 33, -1, -1, -1, -1, -1]
+    assert int(filled.wants_prompt_logprobs) == 1
+
+
+def test_sampling_parameters_follow_their_slots(filled):
+    sampling = filled.sampling
+    assert sampling.top_k.tolist() == [0, 7, 0, 0, 0, 0, 0]
+    assert sampling.seed.tolist() == [[0, 0], [1, 256], [0, 0], [0, 0], [2, 512], [3, 768], [0, 0]]
+    assert sampling.num_prompt_tokens.tolist() == [3, 2, 0, 0, 4, 3, 0]
+    assert sampling.positions.tolist() == filled.layout.kv_lengths.tolist()
+    assert sampling.mask_stops[jnp.asarray([0, 1, 5])].tolist() == [False, False, True]  # the rows that draw
+    assert sampling.wants_logprobs.tolist() == [False, False, False, False, False, True, False]
+
+
+def test_the_end_of_a_prompt_has_no_target_and_a_decode_none():
+    filler = InputFiller(SHAPES, NUM_SLOTS)
+    request, params = request_in(3, [30, 31, 32], prompt_logprobs=0)
+    filler.place(request, params, 0, True)
+    rows = ((0, [30, 31], [31, 32], 1), (2, [32], [-1], 0), (3, [IN_FLIGHT_TOKEN], [-1], 0))
+    for start, ids, targets, wants in rows:
+        shape, inputs = filled_inputs(filler, plan_of([request], [start], [len(ids)], [True], ids))
+        first = 0 if len(ids) == 1 else shape.single_rows
+        assert inputs.target_ids[first : first + len(ids)].tolist() == targets
+        assert int(inputs.wants_prompt_logprobs) == wants
+
+
+def test_a_slot_forgets_its_last_request():
+    filler = InputFiller(SHAPES, NUM_SLOTS)
+    first, params = request_in(3, [30, 31], prompt_logprobs=0, temperature=0.25)
+    filler.place(first, params, 9, True)
+    second, params = request_in(3, [50, 51])
+    filler.place(second, params, 0, False)
+    _, inputs = filled_inputs(filler, plan_of([second], [0], [2], [True], [50, 51]))
+    assert set(inputs.target_ids.tolist()) == {-1}
+    assert inputs.sampling.temperature[4] == 1.0
+    assert inputs.sampling.seed[4].tolist() == [0, 0]
+
+
+def test_a_sampling_row_keeps_every_bit_of_seeds_and_negative_numbers():
+    row = sampling_row(SamplingParams(top_k=-1), 0xFEDCBA98_76543210, 3)
+    assert row.dtype == np.int32
+    assert row[6:].view(np.uint32).tolist() == [0xFFFFFFFF, 0x76543210, 0xFEDCBA98, 0, 3, 0]

@@ -1,0 +1,67 @@
+"""Layers unrolled and scanned are the same function, and what cannot be stacked is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxserve.layers.stack import run_layers, stack_layers
+from jaxserve.quant.dense import Dense
+
+
+def layers_of(count):
+    rng = np.random.default_rng(0)
+    return tuple(
+        {
+            "matrix": Dense(array=jnp.asarray(rng.normal(size=(4, 4)) / 2, jnp.float32)),
+            "bias": jnp.asarray(rng.normal(size=4), jnp.float32),
+        }
+        for _ in range(count)
+    )
+
+
+def body(carry, weights, index):
+    """Uses the weights, keeps a row per layer as a cache does, and depends on the order."""
+    x, cache = carry
+    x = jnp.tanh(x @ weights["matrix"].array + weights["bias"] + index)
+    return x, cache.at[index].set(x)
+
+
+def test_scanned_equals_unrolled_equals_written_out():
+    layers = layers_of(3)
+    start = (jnp.arange(4, dtype=jnp.float32), jnp.zeros((3, 4)))
+    x, rows = np.arange(4.0), []
+    for index, weights in enumerate(layers):
+        x = np.tanh(x @ np.asarray(weights["matrix"].array) + np.asarray(weights["bias"]) + index)
+        rows.append(x)
+    for way in (layers, stack_layers(layers)):
+        got, cache = jax.jit(lambda layers: run_layers(layers, start, body))(way)
+        np.testing.assert_allclose(got, x, atol=1e-6)  # float32
+        np.testing.assert_allclose(cache, rows, atol=1e-6)
+
+
+def test_a_single_layer():
+    layers = layers_of(1)
+    start = (jnp.ones(4), jnp.zeros((1, 4)))
+    unrolled, scanned = (run_layers(way, start, body)[0] for way in (layers, stack_layers(layers)))
+    np.testing.assert_allclose(unrolled, scanned, atol=1e-6)
+
+
+def test_stacked_layers_keep_their_format():
+    stacked = stack_layers(layers_of(3))
+    assert isinstance(stacked["matrix"], Dense)
+    assert stacked["matrix"].array.shape == (3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"matrix": Dense(array=jnp.zeros((4, 4), jnp.bfloat16)), "bias": jnp.zeros(4)},
+        {"matrix": Dense(array=jnp.zeros((4, 4))), "bias": jnp.zeros(5)},
+        {"matrix": Dense(array=jnp.zeros((4, 4)))},
+    ],
+    ids=["dtype", "shape", "missing"],
+)
+def test_layers_that_differ_cannot_be_stacked(odd):
+    with pytest.raises(ValueError, match="cannot be stacked; run them unrolled"):
+        stack_layers((*layers_of(2), odd))
