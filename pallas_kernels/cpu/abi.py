@@ -40,8 +40,21 @@ SCHEDULE_ARGS = _struct(**_HEAD, ctx=_POINTER, task=_POINTER, data=_POINTER)
 NUM_THREADS_ARGS = _struct(**_HEAD, ctx=_POINTER, num_threads=_POINTER)
 
 # XLA_FFI_Api's function pointers, in order, up to the last one used here.
-_FUNCTIONS = """Error_Create Error_GetDetails Error_Destroy Handler_Register Stream_Get Type_Register InvokeContext_Get
-    State_Set State_Get DeviceMemory_Allocate DeviceMemory_Free ThreadPool_Schedule ThreadPool_NumThreads""".split()
+_FUNCTIONS = (
+    "Error_Create",
+    "Error_GetDetails",
+    "Error_Destroy",
+    "Handler_Register",
+    "Stream_Get",
+    "Type_Register",
+    "InvokeContext_Get",
+    "State_Set",
+    "State_Get",
+    "DeviceMemory_Allocate",
+    "DeviceMemory_Free",
+    "ThreadPool_Schedule",
+    "ThreadPool_NumThreads",
+)
 API = _struct(**_HEAD, api_version=API_VERSION, internal_api=_POINTER, **dict.fromkeys(_FUNCTIONS, _POINTER))
 
 

@@ -12,10 +12,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from pallas_kernels.cpu import abi
-from pallas_kernels.cpu.memory import at, compiled, stack, text
+from pallas_kernels.cpu.memory import at, compiled, intrinsic, stack, text
 
 OK = 0
 _FRAME_SIZE, _API_SIZE = abi.size_in_c(abi.CALL_FRAME), abi.size_in_c(abi.API)

@@ -1,8 +1,8 @@
-"""Compiles numba functions into one object file. Runs in a child process.
+"""Compiles numba functions into object files. Runs in a child process of targets.py.
 
 A process of its own keeps numba and its memory out of the server, and the LLVM options set here out of other users of
-numba. Arguments: the parent's sys.path as JSON (targets.py puts it in place), the level, the symbol, the function as
-module:attribute, the output file.
+numba. Arguments: the CPU level, then for each function its module:attribute and the file to write. A line on stdout
+follows each file.
 """
 
 import importlib
@@ -14,7 +14,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from pallas_kernels.cpu.levels import Level, level_named
-from pallas_kernels.cpu.native import target_machine
+from pallas_kernels.cpu.native import ENTRY, target_machine
+from pallas_kernels.cpu.object_files import write_object
 
 # All that kernels may import. Anything from Python or numba's runtime is a mistake: it would mean an allocation, an
 # exception or the GIL on an XLA thread.
@@ -28,58 +29,56 @@ class NotSelfContained(Exception):
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the object file."""
-    level_name, symbol, function, out = arguments
-    level = level_named(level_name)
+    """Writes the object files."""
+    level = level_named(arguments[0])
     compile_for(level)
-    module, attribute = function.split(":")
-    object_code = object_code_of({symbol: getattr(importlib.import_module(module), attribute)}, level)
-    Path(out).write_bytes(object_code)
+    for function, path in zip(arguments[1::2], arguments[2::2], strict=True):
+        module, attribute = function.split(":")
+        object_code = object_code_of(getattr(importlib.import_module(module), attribute), level)
+        write_object(Path(path), object_code)
+        print(function, flush=True)
 
 
 def compile_for(level: Level) -> None:
-    """Sets numba's target. Before any function is compiled: numba reads these once."""
+    """Sets the target of numba and the options of LLVM. Once in a process, before anything is compiled."""
     from numba.core import config
 
     config.CPU_NAME, config.CPU_FEATURES = level.cpu, level.feature_string  # type: ignore[attr-defined]
     config.OPT = config.OPT.__class__(1)  # type: ignore[attr-defined]  # the whole is optimized once, at the end
+    # numba's own JIT must find the name, although nothing it links here ever runs.
+    llvm.load_library_permanently("")
+    llvm.add_symbol("raise_exception", llvm.address_of_symbol("abort"))
+    llvm.set_option("kernels", f"-unroll-threshold={UNROLL_THRESHOLD}")
 
 
-def object_code_of(functions: dict[str, Any], level: Level) -> bytes:
-    """Machine code for {symbol: numba function int64 -> int64}, with C entry points of those names.
-
-    Raises NotSelfContained.
-    """
+def object_code_of(function: Any, level: Level) -> bytes:
+    """Machine code for a numba function int64 -> int64, with a C entry point named ENTRY. Raises NotSelfContained."""
     from numba import types
     from numba.core.compiler_lock import global_compiler_lock
     from numba.core.registry import cpu_target
 
     from pallas_kernels.cpu.memory import c_entry
 
-    # numba's own JIT must find the name, although nothing it links here ever runs.
-    llvm.add_symbol("raise_exception", llvm.address_of_symbol("abort"))
-    llvm.set_option("kernels", f"-unroll-threshold={UNROLL_THRESHOLD}")
-    context = cpu_target.target_context
-    module = ir.Module("entries")
+    context: Any = cpu_target.target_context
+    module = ir.Module("entry")
     with global_compiler_lock:
-        library = context.codegen().create_library("kernels")
-        for symbol, function in functions.items():
-            function.compile((types.int64,))
-            overload = function.overloads[(types.int64,)]
-            library.add_linking_library(overload.library)
-            c_entry(context, module, overload, symbol, linkage="external")
+        library = context.codegen().create_library("kernel")
+        function.compile((types.int64,))
+        overload = function.overloads[(types.int64,)]
+        library.add_linking_library(overload.library)
+        c_entry(context, module, overload, ENTRY, linkage="external")
         library.add_ir_module(module)
         library.finalize()
     linked = llvm.parse_assembly(library.get_llvm_str())
     machine = target_machine(level)
-    _optimize(linked, machine, keep=set(functions))
+    _optimize(linked, machine)
     _refuse_foreign_calls(linked)
     return machine.emit_object(linked)
 
 
-def _optimize(module: Any, machine: Any, *, keep: set[str]) -> None:
+def _optimize(module: Any, machine: Any) -> None:
     for function in module.functions:
-        if not function.is_declaration and function.name not in keep:
+        if not function.is_declaration and function.name != ENTRY:
             function.linkage = "internal"
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     builder = llvm.create_pass_builder(machine, options)

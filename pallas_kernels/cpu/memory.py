@@ -6,15 +6,19 @@ threads holds no GIL.
 
 from typing import Any
 
+import numba
+import numba.extending
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 I64 = ir.IntType(64)
 
-# What all code for kernels is declared with.
-compiled = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+# What all code for kernels is declared with: LLVM code for one operation, and compiled Python. numba types neither.
+intrinsic: Any = numba.extending.intrinsic
+_njit: Any = numba.njit
+compiled = _njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 @intrinsic

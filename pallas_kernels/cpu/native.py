@@ -7,6 +7,8 @@ from pallas_kernels.cpu.levels import Level
 if TYPE_CHECKING:
     from llvmlite.binding import TargetMachine
 
+ENTRY = "entry"  # the symbol of every object file's function
+
 
 def target_machine(level: Level) -> "TargetMachine":
     """LLVM's code generator for a level."""
@@ -20,7 +22,7 @@ def target_machine(level: Level) -> "TargetMachine":
 
 
 class NativeCode:
-    """Executable code of an object file, mapped as long as this object lives."""
+    """The executable code of an object file, mapped as long as this object lives. address: of its C entry point."""
 
     def __init__(self, object_code: bytes, level: Level):
         import llvmlite.binding as llvm
@@ -28,10 +30,5 @@ class NativeCode:
         self._engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine(level))
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(object_code))
         self._engine.finalize_object()
-
-    def address(self, symbol: str) -> int:
-        """Of a C function; KeyError when the object has none of that name."""
-        address = self._engine.get_function_address(symbol)
-        if not address:
-            raise KeyError(symbol)
-        return address
+        self.address: int = self._engine.get_function_address(ENTRY)
+        assert self.address, "the object file has no entry point"

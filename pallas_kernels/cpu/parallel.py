@@ -12,11 +12,10 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from pallas_kernels.cpu import abi
 from pallas_kernels.cpu.bridge import OK, api_at, call_api, frame_at
-from pallas_kernels.cpu.memory import I64, at, c_entry, c_function, compiled, stack
+from pallas_kernels.cpu.memory import I64, at, c_entry, c_function, compiled, intrinsic, stack
 from pallas_kernels.cpu.simd import load_i64s, store_i64s
 
 # A job is shared by the caller and the tasks it scheduled; the last one frees it, as the pool may start a task long

@@ -22,7 +22,9 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils, config
 from numba.core.datamodel import models
-from numba.extending import intrinsic, overload, register_model
+from numba.extending import overload, register_model
+
+from pallas_kernels.cpu.memory import intrinsic
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()

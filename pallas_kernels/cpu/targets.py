@@ -5,16 +5,16 @@ compiled program in XLA's persistent cache can only meet the kernel it was built
 """
 
 import ctypes
-import functools
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
@@ -25,9 +25,10 @@ import jax
 
 from pallas_kernels.cpu.levels import Level, level_named
 from pallas_kernels.cpu.native import NativeCode
+from pallas_kernels.cpu.object_files import read_object
 
-_DIGEST_BYTES = 32
-_SYMBOL = "entry"
+# By XLA's name. Like XLA's own table, which refuses a name twice, for the life of the process: it runs this code.
+_registered: dict[str, NativeCode] = {}
 _registering = threading.Lock()
 # Run in the child: the parent's import path, then the compiler as if by `python -m`.
 _CHILD = (
@@ -71,33 +72,36 @@ def register(
 ) -> Targets:
     """Makes each function, a "module:attribute" of machine code, callable through jax.ffi; again and again if you like.
 
-    Object files lie in `cache_dir`; missing ones are compiled by child processes, one per core at a time, and
-    `progress` is then called with how many of them are done and how many there are: first with 0, at last with all.
+    Object files lie in `cache_dir`; missing ones are compiled by child processes, one for each core, and `progress` is
+    then called with how many of them are done and how many there are: first with 0, at last with all.
     `level` names a CPU level of levels.py, None the host's best. Raises ValueError for an unknown level and for a
     function whose module does not exist, KernelBuildError.
     """
     chosen = level_named(level)
     functions = sorted(set(functions))
     keys = {function: _key(function, chosen) for function in functions}
-    paths = {function: cache_dir / f"{_short_name(function)}-{keys[function]}.o" for function in functions}
-    missing = [function for function in functions if _cached_object(paths[function]) is None]
-    _build({function: paths[function] for function in missing}, chosen, progress or (lambda done, total: None))
     names = {function: f"cpu_{_short_name(function)}_{keys[function]}" for function in functions}
+    paths = {f: cache_dir / f"{_short_name(f)}-{keys[f]}.o" for f in functions if names[f] not in _registered}
+    if paths:
+        _make_folder(cache_dir)
+    missing = {function: path for function, path in paths.items() if read_object(path) is None}
+    _build(missing, chosen, progress or (lambda done, total: None))
     with _registering:
-        for function in functions:
-            _register_once(names[function], paths[function], chosen)
+        for function, path in paths.items():
+            _register_once(names[function], path, chosen)
     return Targets(level=chosen.name, names=names)
 
 
-@functools.cache
-def _register_once(name: str, path: Path, level: Level) -> NativeCode:
-    """The registered code. XLA keeps a target for the life of the process, and so does the cache of this function."""
-    object_code = _cached_object(path)
+def _register_once(name: str, path: Path, level: Level) -> None:
+    """Hands a function to XLA, unless another thread has."""
+    if name in _registered:
+        return
+    object_code = read_object(path)
     if object_code is None:
         raise KernelBuildError(f"{path} was removed or damaged while kernels were registered; run again")
     code = NativeCode(object_code, level)
-    jax.ffi.register_ffi_target(name, _capsule(code.address(_SYMBOL)), platform="cpu")
-    return code
+    jax.ffi.register_ffi_target(name, _capsule(code.address), platform="cpu")
+    _registered[name] = code
 
 
 def _capsule(address: int) -> Any:
@@ -134,45 +138,44 @@ def _module_file(function: str) -> Path:
     return Path(spec.origin)
 
 
-def _cached_object(path: Path) -> bytes | None:
-    """The object code in a cache file, None when there is none or it is damaged: LLVM aborts on bad code."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    digest, object_code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-    return object_code if hashlib.sha256(object_code).digest() == digest else None
-
-
 def _build(missing: Mapping[str, Path], level: Level, progress: Callable[[int, int], None]) -> None:
-    """Compiles each function in a child process into its cache file."""
+    """Compiles the functions into their files, in one child process per core. Raises KernelBuildError."""
     if not missing:
         return
     progress(0, len(missing))
-    with ThreadPoolExecutor(max_workers=min(len(missing), len(os.sched_getaffinity(0)))) as pool:
-        compiled = pool.map(lambda function: _compile(function, missing[function], level), missing)
-        for done, _ in enumerate(compiled, start=1):
-            progress(done, len(missing))
+    finished = itertools.count(1)
+    num_children = min(len(missing), len(os.sched_getaffinity(0)))
+    # Functions of one child share the compilation of what they call.
+    shares = [list(missing.items())[i::num_children] for i in range(num_children)]
+    with ThreadPoolExecutor(max_workers=num_children) as pool:
+        list(pool.map(lambda share: _compile(share, level, lambda: progress(next(finished), len(missing))), shares))
 
 
-def _compile(function: str, path: Path, level: Level) -> None:
-    """One function; readers see the whole file or none, also when several processes write it."""
+def _make_folder(folder: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
-            object_file = Path(folder) / "code.o"
-            _run_child(function, object_file, level)
-            object_code = object_file.read_bytes()
-            signed = Path(folder) / "signed.o"
-            signed.write_bytes(hashlib.sha256(object_code).digest() + object_code)
-            signed.replace(path)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise KernelBuildError(f"cannot keep compiled kernels in {path.parent}: {error}") from error
+        raise KernelBuildError(f"cannot keep compiled kernels in {folder}: {error}") from error
 
 
-def _run_child(function: str, object_file: Path, level: Level) -> None:
-    arguments = [json.dumps(sys.path), level.name, _SYMBOL, function, str(object_file)]
-    done = subprocess.run([sys.executable, "-c", _CHILD, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        last_lines = "\n".join(done.stderr.strip().splitlines()[-3:])
-        raise KernelBuildError(f"compiling {function} for {level.name} failed (exit {done.returncode}): {last_lines}")
+def _compile(share: Sequence[tuple[str, Path]], level: Level, finished_one: Callable[[], None]) -> None:
+    """Runs one child over its functions; it writes a line for each."""
+    arguments = [json.dumps(sys.path), level.name]
+    for function, path in share:
+        arguments += [function, str(path)]
+    with tempfile.TemporaryFile("w+") as errors:
+        command = [sys.executable, "-c", _CHILD, *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
+            assert child.stdout is not None
+            for _ in child.stdout:
+                finished_one()
+        if child.returncode != 0:
+            errors.seek(0)
+            raise KernelBuildError(
+                f"compiling {', '.join(function for function, _ in share)} for {level.name} failed "
+                f"(exit {child.returncode}): {_last_lines(errors.read())}"
+            )
+
+
+def _last_lines(text: str) -> str:
+    return " | ".join(text.strip().splitlines()[-3:])

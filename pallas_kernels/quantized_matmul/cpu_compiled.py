@@ -48,7 +48,7 @@ from pallas_kernels.quantized_matmul.tiles import BLOCK_LENGTH, GROUP_LENGTH, TI
 _SMALLEST_PEAK = np.float32(2.0**-100)
 _PARALLEL_ACTIVATIONS = 8192  # from this many on, activations are quantized in parallel
 
-_WORDS = "x tiles quants scales sums out num_rows num_outputs num_blocks groups_per_item".split()
+_WORDS = ("x", "tiles", "quants", "scales", "sums", "out", "num_rows", "num_outputs", "num_blocks", "groups_per_item")
 _JOB = np.dtype([(word, np.int64) for word in _WORDS])
 _job_at = at(_JOB)
 
@@ -233,8 +233,7 @@ def _target(fmt: TileFormat) -> Any:
     name = f"tiled_matmul {fmt.name}"
     check, quantize_row, multiply_groups = _checks(fmt, name), _row_work(fmt), _group_work(fmt)
     quantize_rows, multiply = parallel(quantize_row), parallel(multiply_groups)
-    job_bytes = 8 * len(_WORDS)
-    assert job_bytes == 80, "stack() takes a literal"
+    assert _JOB.itemsize == 80, "stack() takes a literal"
 
     @compiled
     def body(call):

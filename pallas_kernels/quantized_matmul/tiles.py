@@ -82,10 +82,9 @@ def tile(format_name: str, parts: Mapping[str, np.ndarray]) -> UInt8[np.ndarray,
     num_outputs, num_blocks = scale.shape
     check_tileable(num_outputs, num_blocks * BLOCK_LENGTH)
     if fmt.bits == 8:
-        packed = _as_vectors(quants.view(np.uint8) ^ np.uint8(128), num_blocks)
-    else:
-        packed = _nibble_vectors(quants, num_blocks)
-    fields = [packed]
+        quants = quants.view(np.uint8) ^ np.uint8(128)
+    # In the nibble formats, byte i of a block holds values i and 16 + i, just as vector i // 4 does.
+    fields = [_as_vectors(quants, num_blocks)]
     if fmt.bits == 5:
         fields.append(_high_bit_vector(np.asarray(parts["high_bits"]), num_blocks))
     quant_section = np.concatenate(fields, axis=2).reshape(num_outputs // GROUP_LENGTH, -1)
@@ -120,19 +119,13 @@ def untile(
 
 def _by_block(field: np.ndarray) -> np.ndarray:
     """[O, I/32] -> [groups, blocks, 16], contiguous."""
-    num_outputs, num_blocks = field.shape
-    return np.ascontiguousarray(field.reshape(-1, GROUP_LENGTH, num_blocks).transpose(0, 2, 1))
+    return np.ascontiguousarray(field.reshape(-1, GROUP_LENGTH, field.shape[1]).transpose(0, 2, 1))
 
 
 def _as_vectors(quants: UInt8[np.ndarray, "O values"], num_blocks: int) -> UInt8[np.ndarray, "groups blocks V 64"]:
     """Bytes [O, blocks * 4V] as V vectors a block, four consecutive bytes of each output in turn."""
     quads = quants.reshape(-1, GROUP_LENGTH, num_blocks, quants.shape[1] // num_blocks // 4, 4)
     return quads.transpose(0, 2, 3, 1, 4).reshape(len(quads), num_blocks, -1, 64)
-
-
-def _nibble_vectors(quants: np.ndarray, num_blocks: int) -> np.ndarray:
-    """The file's byte i of a block holds values i and 16 + i: already the nibbles of vector i // 4."""
-    return _as_vectors(quants, num_blocks)
 
 
 def _high_bit_vector(high_bits: np.ndarray, num_blocks: int) -> UInt8[np.ndarray, "groups blocks 1 64"]:
