@@ -73,9 +73,9 @@ def register(
     """Makes each function, a "module:attribute" of machine code, callable through jax.ffi; again and again if you like.
 
     Object files lie in `cache_dir`; missing ones are compiled by child processes, one for each core, and `progress` is
-    then called with how many of them are done and how many there are: first with 0, at last with all.
-    `level` names a CPU level of levels.py, None the host's best. Raises ValueError for an unknown level and for a
-    function whose module does not exist, KernelBuildError.
+    then called with how many of them are done and how many there are: first with 0, at last with all, from another
+    thread. `level` names a CPU level of levels.py, None the host's best. Raises ValueError for an unknown level and for
+    a function whose module does not exist, KernelBuildError.
     """
     chosen = level_named(level)
     functions = sorted(set(functions))
@@ -132,7 +132,10 @@ def _sources(folder: Path) -> list[Path]:
 def _module_file(function: str) -> Path:
     """Found without importing: the module imports numba."""
     module, _, attribute = function.partition(":")
-    spec = importlib.util.find_spec(module) if attribute else None
+    try:
+        spec = importlib.util.find_spec(module) if attribute else None
+    except ModuleNotFoundError:  # of the package it would be in
+        spec = None
     if spec is None or spec.origin is None:
         raise ValueError(f"{function!r} is no kernel: expected module:attribute of a module that can be imported")
     return Path(spec.origin)
@@ -142,13 +145,18 @@ def _build(missing: Mapping[str, Path], level: Level, progress: Callable[[int, i
     """Compiles the functions into their files, in one child process per core. Raises KernelBuildError."""
     if not missing:
         return
+    num_done, counting = itertools.count(1), threading.Lock()
+
+    def count_one() -> None:
+        with counting:
+            progress(next(num_done), len(missing))
+
     progress(0, len(missing))
-    finished = itertools.count(1)
     num_children = min(len(missing), len(os.sched_getaffinity(0)))
     # Functions of one child share the compilation of what they call.
     shares = [list(missing.items())[i::num_children] for i in range(num_children)]
     with ThreadPoolExecutor(max_workers=num_children) as pool:
-        list(pool.map(lambda share: _compile(share, level, lambda: progress(next(finished), len(missing))), shares))
+        list(pool.map(lambda share: _compile(share, level, count_one), shares))
 
 
 def _make_folder(folder: Path) -> None:

@@ -28,12 +28,13 @@ def own_module(tmp_path, monkeypatch):
 @pytest.fixture
 def compiled(probes, kernel_cache, monkeypatch):
     """The functions compiled so far, by a compiler that always writes the scale probe."""
-    probe = next(kernel_cache.glob(f"*{probes.name_of('ffi_probes:scale').rsplit('_', 1)[1]}.o"))
+    probe = read_object(next(kernel_cache.glob(f"*{probes.name_of('ffi_probes:scale').rsplit('_', 1)[1]}.o")))
+    assert probe is not None
     functions = []
 
     def compile_share(share, level, finished_one):
         for function, path in share:
-            write_object(path, read_object(probe))
+            write_object(path, probe)
             functions.append(function)
             finished_one()
 
@@ -101,7 +102,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(own_module, compiled, tmp_p
         _register(tmp_path)
 
 
-@pytest.mark.parametrize("function", ["no_such_module:f", "own_kernel"])
+@pytest.mark.parametrize("function", ["no_such_module:f", "no_such_package.module:f", "own_kernel"])
 def test_an_unknown_function_is_an_error(own_module, tmp_path, function):
     with pytest.raises(ValueError, match="is no kernel: expected module:attribute"):
         register([function], cache_dir=tmp_path)
@@ -135,8 +136,7 @@ def test_a_warm_start_needs_no_numba(targets):
     assert "numba" not in sys.modules
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("attribute", ["raises", "allocates"])
+@pytest.mark.parametrize("attribute", ["raises", pytest.param("allocates", marks=pytest.mark.slow)])
 def test_code_that_needs_python_is_refused(monkeypatch, request, tmp_path, attribute):
     monkeypatch.syspath_prepend(str(request.path.parent / "machine_code"))
     with pytest.raises(KernelBuildError, match=r"NotSelfContained: the code calls .*; kernels may call C only"):

@@ -181,11 +181,19 @@ def test_self_test_is_small(targets):
     assert self_test(targets) < 1e-6
 
 
-def test_self_test_sees_a_wrong_kernel(targets):
-    swapped = {**targets.names, function_of("Q4_0"): targets.name_of(function_of("Q4_0"))}
-    swapped[function_of("Q5_0")] = targets.name_of(function_of("Q4_0"))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="tiles of"):
-        self_test(Targets(level=targets.level, names=swapped), ["Q5_0"])
+def test_self_test_covers_what_is_registered(targets):
+    one = Targets(level=targets.level, names={function_of("Q5_0"): targets.name_of(function_of("Q5_0"))})
+    assert 0 < self_test(one) < 1e-6
+    with pytest.raises(NotRegistered, match="q4_0 is not registered"):
+        self_test(one, ["Q4_0"])
+
+
+def test_self_test_sees_a_wrong_kernel(targets, monkeypatch):
+    """As seen from a definition whose weights are a thousandth larger."""
+    monkeypatch.setattr(
+        "pallas_kernels.quantized_matmul.cpu.untile", lambda *a, **k: untile(*a, **k) + np.float32(0.001)
+    )
+    assert self_test(targets, ["Q4_1"]) > 1e-5
 
 
 @pytest.mark.slow
