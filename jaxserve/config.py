@@ -10,7 +10,7 @@ from jaxserve.errors import ConfigError
 DType = Literal["auto", "float32", "bfloat16"]
 KVCacheDType = Literal["auto", "float32", "bfloat16"]
 ExpandWeights = Literal["auto", "always", "never"]
-KernelChoice = Literal["auto", "reference", "xla"]
+KernelChoice = Literal["auto", "reference", "xla", "cpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ _PATHS = ("cache_dir", "compilation_cache_dir")
 _CHOICES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dtype", ("auto", "float32", "bfloat16")),
     ("kv_cache_dtype", ("auto", "float32", "bfloat16")),
-    ("kernels", ("auto", "reference", "xla")),
+    ("kernels", ("auto", "reference", "xla", "cpu")),
     ("expand_weights", ("auto", "always", "never")),
 )
 

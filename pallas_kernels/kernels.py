@@ -1,17 +1,21 @@
 """`Kernels`: which implementation serves each op. The one place where backends are swapped."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from jaxtyping import Array
 
+from pallas_kernels.cpu.targets import Targets
 from pallas_kernels.paged_attention import reference as attention_reference
 from pallas_kernels.paged_attention import xla as attention_xla
+from pallas_kernels.quantized_matmul import cpu as matmul_cpu
 from pallas_kernels.quantized_matmul import reference as matmul_reference
 from pallas_kernels.quantized_matmul import xla as matmul_xla
 
-KernelName = Literal["auto", "reference", "xla"]
+KernelName = Literal["auto", "reference", "xla", "cpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +45,16 @@ XLA = Kernels(
 )
 
 
+def cpu_kernels(targets: Targets) -> Kernels:
+    """Products with packed weights by the registered CPU kernels, everything else by XLA."""
+    return dataclasses.replace(XLA, name="cpu", quantized_matmul=partial(matmul_cpu.quantized_matmul, targets=targets))
+
+
 def kernels_for(name: str, platform: str) -> tuple[Kernels, str]:
     """The kernels for `--kernels name` on a jax platform, and the reason in words.
 
-    Raises ValueError for a name that does not exist.
+    "cpu" is not among them: its kernels are built for the formats of a model, see `cpu_kernels`. Raises ValueError for
+    a name that does not exist.
     """
     named = {"reference": REFERENCE, "xla": XLA}
     if name == "auto":

@@ -55,6 +55,8 @@ def build_engine(
     if not decisions.is_cpu:
         loaded.params["layers"] = stack_layers(loaded.params["layers"])
     decisions.weights(loaded)
+    if config.kernels == "cpu":
+        kernels = decisions.cpu_kernels(loaded, progress)
     program = Program(model=loaded.model, config=loaded.config, kernels=kernels, dtype=recipe.dtype)
     spec, wanted_len = decisions.cache_spec(loaded.config), decisions.wanted_len(loaded.config)
     free = _free_bytes(decisions, program, loaded, spec, decisions.shapes(num_seqs, num_tokens, wanted_len)[-1])

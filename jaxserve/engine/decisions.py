@@ -1,21 +1,30 @@
 """What an engine's options come to on this machine, and why: every choice is recorded with its reason as it is made."""
 
+import contextlib
 import os
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
 
 import jax
 
 from jaxserve.config import Choice, EngineConfig
 from jaxserve.engine.buckets import MAX_PREFILLS, check_limits, step_shapes
-from jaxserve.engine.loading import LoadedModel, Recipe
+from jaxserve.engine.loading import LoadedModel, Recipe, tiled_formats
 from jaxserve.engine.memory import PageBudget, page_budget
+from jaxserve.engine.progress import Progress
 from jaxserve.errors import ConfigError
 from jaxserve.kv_cache import KVCacheSpec
 from jaxserve.step_inputs import StepShape
-from pallas_kernels.kernels import Kernels, kernels_for
+from pallas_kernels.cpu.targets import Targets, register
+from pallas_kernels.kernels import Kernels, cpu_kernels, kernels_for
+from pallas_kernels.quantized_matmul.cpu import function_of, self_test
 
 CPU_LIMITS = (32, 512)  # max_num_seqs, max_num_batched_tokens where computing, not reading, is scarce
 ACCELERATOR_LIMITS = (256, 2048)
+MAX_KERNEL_ERROR = 1e-5  # relative; float32 sums in another order stay near 1e-7
+
+Layout = Literal["packed", "expanded", "tiled"]
 
 
 class Decisions:
@@ -38,8 +47,11 @@ class Decisions:
         return value
 
     def kernels(self) -> Kernels:
-        """The implementation of every op."""
-        kernels, reason = kernels_for(self.config.kernels, self.device.platform)
+        """The implementation of every op; with --kernels cpu, of those that need no compiler of ours."""
+        if self.config.kernels == "cpu" and not self.is_cpu:
+            raise ConfigError(f"--kernels cpu: the device is {self.device.platform}; leave it out, or choose xla")
+        wanted = "xla" if self.config.kernels == "cpu" else self.config.kernels
+        kernels, reason = kernels_for(wanted, self.device.platform)
         try:
             kernels.check_page_size(self.config.page_size)
         except ValueError as error:
@@ -53,11 +65,34 @@ class Decisions:
         if dtype == "auto":
             dtype, reason = "float32" if self.is_cpu else "bfloat16", f"activations on {self.device.platform}"
         self._note("dtype", dtype, reason)
-        expand, reason = self.config.expand_weights == "always", "--expand-weights"
-        if self.config.expand_weights == "auto":
-            expand = self.is_cpu
-            reason = "XLA:CPU would decode packed weights in every step" if expand else "weights stay in their format"
-        return Recipe(expand=self._note("expand_weights", expand, reason), dtype=dtype)
+        layouts: dict[str, tuple[Layout, str]] = {
+            "always": ("expanded", "--expand-weights"),
+            "never": ("packed", "--expand-weights"),
+            "auto": ("expanded", "XLA:CPU would decode packed weights in every step"),
+        }
+        layout, reason = layouts[self.config.expand_weights]
+        if self.config.expand_weights == "auto" and not self.is_cpu:
+            layout, reason = "packed", "weights stay in their format"
+        if self.config.kernels == "cpu":
+            if (self.config.expand_weights, dtype) != ("auto", "float32"):
+                raise ConfigError("--kernels cpu reads packed weights and computes in float32: leave the others out")
+            layout, reason = "tiled", "the CPU kernels read packed weights, sixteen outputs side by side"
+        return Recipe(layout=self._note("weight_layout", layout, reason), dtype=dtype)
+
+    def cpu_kernels(self, loaded: LoadedModel, progress: Progress) -> Kernels:
+        """The CPU kernels for the model's formats, built if they are not on disk, and tested before use."""
+        folder = self.config.compilation_cache_dir or self.config.cache_dir
+        if folder is None:
+            raise ConfigError("--kernels cpu keeps its kernels in the cache folder: give --compilation-cache-dir")
+        formats = sorted(tiled_formats(loaded))
+        targets = register_formats(formats, folder / "kernels", progress)
+        error = self_test(targets, formats) if formats else 0.0
+        if error > MAX_KERNEL_ERROR:
+            raise ConfigError(f"--kernels cpu: the kernels differ from their definition by {error:.1e}; choose xla")
+        built = ", ".join(formats) or "no format"
+        reason = f"{built} for {targets.level}; activations are rounded to 8 bits, as llama.cpp does"
+        self._note("kernels", "cpu", reason)
+        return cpu_kernels(targets)
 
     def limits(self) -> tuple[int, int]:
         """max_num_seqs and max_num_batched_tokens; one that was not given makes room for one that was."""
@@ -135,6 +170,20 @@ class Decisions:
         )
         self._note("kv_pages", f"{budget.num_pages:,} pages, {budget.num_bytes:,} bytes", budget.reason)
         return budget, max_model_len
+
+
+def register_formats(formats: list[str], folder: Path, progress: Progress) -> Targets:
+    """Registers the product kernels of these formats; building shows as a task."""
+    with contextlib.ExitStack() as stack:
+        advance: list[Callable[[int], None]] = []
+
+        def built(done: int, total: int) -> None:
+            if not advance:
+                advance.append(stack.enter_context(progress.task("building CPU kernels", total)))
+            else:
+                advance[0](1)
+
+        return register([function_of(name) for name in formats], cache_dir=folder, progress=built)
 
 
 _AS_GIVEN = (

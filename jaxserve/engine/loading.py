@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jaxserve.models.registry import model_for_gguf, model_for_hf
 from jaxserve.quant.dense import Dense
 from jaxserve.quant.formats import weight_from_tensor
 from jaxserve.quant.quantized import Weight, take_rows
+from jaxserve.quant.tiled import TiledWeight, can_tile, tiled
 from sharding.spec import ArraySpec, map_specs, paths
 
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -39,9 +40,13 @@ class LoadedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What becomes of the weights: expanded to `dtype`, or kept packed; vectors are always float32."""
+    """What becomes of the weights; vectors are always float32.
 
-    expand: bool
+    packed: as in the file. expanded: written out in `dtype`. tiled: in the layout of the CPU kernel, still packed; what
+    it has no kernel for is expanded, and an embedding table stays packed, because single rows are read from it.
+    """
+
+    layout: Literal["packed", "expanded", "tiled"]
     dtype: str
 
 
@@ -62,13 +67,15 @@ def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
         with progress.task("loading weights", len(wanted)) as advance:
             for parameter, spec in wanted.items():
                 order = layout.row_order(parameter, config)
-                leaves[parameter] = _load(source, tensors[parameter], spec, order, recipe)
+                leaves[parameter] = _load(source, tensors[parameter], spec, order, _recipe_of(parameter, recipe))
                 advance(1)
         file_bytes: dict[str, int] = {}
         for name in tensors.values():
             file_bytes[found[name].format] = file_bytes.get(found[name].format, 0) + found[name].num_bytes
     params = map_specs(specs, leaves)
     assert isinstance(params, dict)
+    if recipe.layout == "tiled" and "unembed" not in params:
+        params["unembed"] = _laid_out(jax.device_get(params["embed"]), recipe)  # the other use of a tied table
     return LoadedModel(
         model=model,
         config=config,
@@ -77,8 +84,14 @@ def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
         file_bytes=file_bytes,
         held_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
         num_parameters=sum(spec.size for spec in wanted.values()),
-        is_expanded=recipe.expand and any(name not in ("F32",) for name in file_bytes),
+        is_expanded=recipe.layout == "expanded" and any(name not in ("F32",) for name in file_bytes),
     )
+
+
+def tiled_formats(loaded: LoadedModel) -> set[str]:
+    """The formats whose CPU kernels the model needs."""
+    weights = jax.tree.leaves(loaded.params, is_leaf=lambda node: isinstance(node, TiledWeight))
+    return {weight.format_name for weight in weights if isinstance(weight, TiledWeight)}
 
 
 def tied_names(layout: FileLayout, wanted: Mapping[str, ArraySpec]) -> tuple[str, ...]:
@@ -130,8 +143,19 @@ def _load(source: WeightSource, name: str, spec: ArraySpec, order: Any, recipe: 
         return vector if order is None else vector[order]
     if order is not None:
         weight = take_rows(weight, order)
+    return _laid_out(weight, recipe)
+
+
+def _recipe_of(parameter: str, recipe: Recipe) -> Recipe:
+    return Recipe(layout="packed", dtype=recipe.dtype) if (recipe.layout, parameter) == ("tiled", "embed") else recipe
+
+
+def _laid_out(weight: Weight, recipe: Recipe) -> Weight:
+    """A host weight on the device, in the recipe's layout."""
+    if recipe.layout == "tiled" and can_tile(weight):
+        return jax.device_put(tiled(weight))
     weight = jax.device_put(weight)
-    return _expanded(weight, recipe.dtype) if recipe.expand else weight
+    return weight if recipe.layout == "packed" else _expanded(weight, recipe.dtype)
 
 
 def _expanded(weight: Weight, dtype: str) -> Weight:

@@ -5,13 +5,16 @@ from the reference by that rounding. `definition` is the exact result of the rou
 """
 
 from collections.abc import Iterable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Float64, UInt8
+from jaxtyping import Array, Float, Float32, Float64, UInt8
 
 from pallas_kernels.cpu.targets import Targets
+from pallas_kernels.quantized_matmul import xla
+from pallas_kernels.quantized_matmul.reference import PackedWeight
 from pallas_kernels.quantized_matmul.tiles import (
     BLOCK_LENGTH,
     TILE_FORMATS,
@@ -23,6 +26,20 @@ from pallas_kernels.quantized_matmul.tiles import (
 
 _WORKSPACE_BYTES_PER_BLOCK = BLOCK_LENGTH + 8
 _SMALLEST_PEAK = np.float32(2.0**-100)
+
+
+@runtime_checkable
+class TiledWeight(Protocol):
+    """A weight in tiles, with what is needed to read them."""
+
+    @property
+    def tiles(self) -> Any: ...
+
+    @property
+    def format_name(self) -> str: ...
+
+    @property
+    def num_outputs(self) -> int: ...
 
 
 def function_of(format_name: str) -> str:
@@ -56,6 +73,21 @@ def tiled_matmul(
         jax.ShapeDtypeStruct((workspace_bytes,), jnp.uint8),
     )
     return jax.ffi.ffi_call(targets.name_of(function_of(format_name)), results)(x, tiles)[0]
+
+
+def quantized_matmul(
+    x: Float[Array, "T I"], weight: TiledWeight | PackedWeight, *, targets: Targets
+) -> Float32[Array, "T O"]:
+    """The kernel for a weight in tiles; XLA's product for any other, which was expanded because it has none."""
+    if not isinstance(weight, TiledWeight):
+        return xla.quantized_matmul(x, weight)
+    return tiled_matmul(
+        x.astype(jnp.float32),
+        weight.tiles,
+        format_name=weight.format_name,
+        num_outputs=weight.num_outputs,
+        targets=targets,
+    )
 
 
 def round_activations(x: Float32[np.ndarray, "T I"]) -> Float64[np.ndarray, "T I"]:

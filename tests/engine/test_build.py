@@ -64,7 +64,7 @@ def test_any_page_size_goes_with_the_reference_kernels():
 
 def test_every_choice_has_a_reason(tiny):
     wanted = {
-        "model", "device", "kernels", "page_size", "dtype", "expand_weights", "max_num_seqs", "max_num_batched_tokens",
+        "model", "device", "kernels", "page_size", "dtype", "weight_layout", "max_num_seqs", "max_num_batched_tokens",
         "weights", "kv_cache_dtype", "max_model_len", "kv_pages", "step_shapes", "overlap", "deterministic",
         "enable_prefix_caching", "seed",
     }  # fmt: skip
@@ -104,7 +104,7 @@ def test_weights_are_said_to_be_expanded_or_not():
     assert kept.choices["weights"].reason.startswith("as in the file (F32 ")
     assert value_of(kept, "weights") == f"{kept.loaded.held_bytes:,} bytes"
     assert str(expanded.loaded.params["embed"].array.dtype) == "bfloat16"
-    assert value_of(expanded, "expand_weights") is True
+    assert value_of(expanded, "weight_layout") == "expanded"
 
 
 def test_the_compilation_cache_is_where_the_last_engine_wants_it(tmp_path):

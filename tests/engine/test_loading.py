@@ -14,7 +14,7 @@ from jaxserve.engine.loading import Recipe, load_model, read_config
 from jaxserve.engine.progress import Silent
 
 TINY = Path(__file__).resolve().parent.parent / "fixtures" / "models" / "llama_untied"
-KEPT = Recipe(expand=False, dtype="float32")
+KEPT = Recipe(layout="packed", dtype="float32")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_the_sound_model_says_what_it_took():
 
 
 def test_expanding_is_said_and_changes_the_bytes_held():
-    expanded = load_model(TINY, Recipe(expand=True, dtype="bfloat16"), Silent())
+    expanded = load_model(TINY, Recipe(layout="expanded", dtype="bfloat16"), Silent())
     assert str(expanded.params["embed"].array.dtype) == "bfloat16"
     assert str(expanded.params["norm"].dtype) == "float32"
     assert expanded.held_bytes < load_model(TINY, KEPT, Silent()).held_bytes

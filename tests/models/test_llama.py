@@ -27,9 +27,11 @@ TOLERANCE = 5e-4  # float32; the reference itself moves by 1e-5 against float64
 PAGE = 16
 
 
-def whole_prompt_logits(path: Path, ids: np.ndarray, kernels=XLA, expand=True, stacked=False) -> np.ndarray:
+def whole_prompt_logits(
+    path: Path, ids: np.ndarray, kernels=XLA, weights: Any = "expanded", stacked=False
+) -> np.ndarray:
     """Logits at every token of one prompt, run as one chunk through the paged cache."""
-    loaded = load_model(path, Recipe(expand=expand, dtype="float32"), Silent())
+    loaded = load_model(path, Recipe(layout=weights, dtype="float32"), Silent())
     params = loaded.params
     if stacked:
         params = {**params, "layers": stack_layers(params["layers"])}
@@ -70,7 +72,7 @@ def test_logits_at_every_position(name):
 
 
 @pytest.mark.parametrize("name", ["llama_untied", "llama_tied_bias_llama3"])
-@pytest.mark.parametrize("change", [{"kernels": REFERENCE}, {"stacked": True}, {"expand": False}], ids=str)
+@pytest.mark.parametrize("change", [{"kernels": REFERENCE}, {"stacked": True}, {"weights": "packed"}], ids=str)
 def test_other_ways_to_run_give_the_same_logits(name, change):
     folder = FIXTURES / "models" / name
     want = golden(folder)
@@ -80,14 +82,14 @@ def test_other_ways_to_run_give_the_same_logits(name, change):
     np.testing.assert_allclose(got, want["all_logits"][:length], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("expand", [True, False])
-def test_gguf_of_every_legacy_format(expand):
+@pytest.mark.parametrize("weights", ["expanded", "packed"])
+def test_gguf_of_every_legacy_format(weights):
     """Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, F16, BF16 and F32 in one file, expanded at load and computed packed."""
     folder = FIXTURES / "gguf" / "gguf_llama_legacy"
     want = golden(folder)
     prompt = int(want["all_logits_prompt"])
     length = int(want["lengths"][prompt])
-    got = whole_prompt_logits(folder / "model.gguf", want["input_ids"][prompt, :length], expand=expand)
+    got = whole_prompt_logits(folder / "model.gguf", want["input_ids"][prompt, :length], weights=weights)
     np.testing.assert_allclose(got, want["all_logits"][:length], atol=TOLERANCE, rtol=0)
 
 
