@@ -39,12 +39,12 @@ clean:
 
 # Stamps: each is newer than what it was made from, so a second `make` asks the network for nothing.
 $(VENV)/.installed: pyproject.toml $(VENV)/.created
-	@echo "installing jaxserve into $(VENV)"
+	@echo "installing jaxserve into $(VENV) (about 700 MB the first time, a minute or more without a word)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.created
-	@echo "installing jaxserve and its development tools into $(VENV)"
+	@echo "installing jaxserve and its development tools into $(VENV) (a minute or more without a word)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(VENV)/.installed $@
 

@@ -74,7 +74,7 @@ class EngineConfig:
 
 
 _MINIMUMS = (
-    ("max_model_len", 1),
+    ("max_model_len", 2),  # one token of prompt, one to generate
     ("max_num_seqs", 1),
     ("max_num_batched_tokens", 1),
     ("page_size", 1),

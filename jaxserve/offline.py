@@ -15,8 +15,8 @@ from checkpoints import hub
 from checkpoints.load import is_gguf, open_weights
 from jaxserve.config import EngineConfig
 from jaxserve.engine.build import build_engine
-from jaxserve.engine.progress import Progress, Silent
-from jaxserve.errors import ConfigError, DownloadError, InvalidRequest, ModelNotFound
+from jaxserve.engine.progress import Notes, Progress, Silent
+from jaxserve.errors import ConfigError, DownloadError, InvalidRequest, ModelNotFound, ShuttingDown
 from jaxserve.frontend import EngineStats, Frontend, Generation, ServedModel
 from jaxserve.outputs import CompletionOutput, RequestOutput, TextDelta
 from jaxserve.sampling_params import SamplingParams
@@ -113,7 +113,8 @@ class LLM:
         compiled = options.get("compilation_cache_dir") or jax.config.jax_compilation_cache_dir or home / "xla"
         folders = {"cache_dir": home, "compilation_cache_dir": Path(compiled)}
         config = EngineConfig(model=model, **(options | folders))
-        self.frontend = start_frontend(config, progress or Silent(), warm_up=False, max_open=UNLIMITED)
+        shows = progress or (Notes() if sys.stderr.isatty() or "ipykernel" in sys.modules else Silent())
+        self.frontend = start_frontend(config, shows, warm_up=False, max_open=UNLIMITED)
 
     def generate(
         self,
@@ -175,7 +176,10 @@ class LLM:
                 )
             with _bar(shows_bar) as bar:
                 pairs = bar.track(list(zip(generations, prompts, strict=True)), description="requests")
-                return [collect(generation, prompt.text) for generation, prompt in pairs]
+                results = [collect(generation, prompt.text) for generation, prompt in pairs]
+            if any(output.finish_reason == "abort" for result in results for output in result.outputs):
+                raise ShuttingDown("the LLM was closed while it generated; the answers are incomplete")
+            return results
         except BaseException:
             for generation in generations:
                 generation.abort()

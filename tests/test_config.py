@@ -24,10 +24,11 @@ COUNTS = (
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_are_integers_of_at_least_one(name):
-    assert getattr(EngineConfig(model="m", **{name: 1}), name) == 1
+    least = 2 if name == "max_model_len" else 1  # a token of prompt and one to generate
+    assert getattr(EngineConfig(model="m", **{name: least}), name) == least
     flag = "--" + name.replace("_", "-")
-    for wrong in (0, -1, 1.5, "16", True):
-        with pytest.raises(ConfigError, match=f"^{flag} must be an integer of at least 1, got {wrong!r}$"):
+    for wrong in (least - 1, -1, 1.5, "16", True):
+        with pytest.raises(ConfigError, match=f"^{flag} must be an integer of at least {least}, got {wrong!r}$"):
             EngineConfig(model="m", **{name: wrong})
 
 
@@ -45,7 +46,7 @@ def test_a_count_that_has_no_default_may_be_left_open(name):
     [
         ("dtype", "auto, float32, bfloat16"),
         ("kv_cache_dtype", "auto, float32, bfloat16"),
-        ("kernels", "auto, reference, xla"),
+        ("kernels", "auto, reference, xla, cpu"),
         ("expand_weights", "auto, always, never"),
     ],
 )

@@ -1,10 +1,15 @@
 """Starts the engine for a command: progress on stderr, a report, and an end whatever happens."""
 
 import contextlib
+import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from checkpoints.inspect import ModelDescription, describe
@@ -34,10 +39,35 @@ class Started:
 def start(config: EngineConfig, *, warm_up: bool) -> Started:
     """Loads the model. The caller closes the frontend."""
     begin = time.perf_counter()
-    from jaxserve import offline  # imports jax
+    with leaving_on_interrupt():
+        from jaxserve import offline  # imports jax
 
-    frontend = offline.start_frontend(config, Bars(), warm_up=warm_up)
+    with leaving_on_interrupt():
+        frontend = offline.start_frontend(config, Bars(), warm_up=warm_up)
     return Started(frontend=frontend, seconds=time.perf_counter() - begin)
+
+
+@contextlib.contextmanager
+def leaving_on_interrupt() -> Iterator[None]:
+    """Ctrl-C ends the program at once while nothing is served yet.
+
+    A KeyboardInterrupt could be swallowed by a callback of jax, or wait for a long compilation.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave(signal_number: int, frame: FrameType | None) -> None:
+    show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar may have hidden it
+    os.write(2, f"{show_cursor}\njaxserve: interrupted\n".encode())
+    os._exit(128 + signal_number)
 
 
 @contextlib.contextmanager

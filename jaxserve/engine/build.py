@@ -48,7 +48,7 @@ def build_engine(
     start = time.perf_counter()
     use_compilation_cache(config.compilation_cache_dir)
     decisions = Decisions(config, first_device())
-    decisions.choices["model"] = Choice(str(path), f"--model {config.model}")
+    decisions.choices["model"] = Choice(str(path), f"found for {config.model}")
     kernels, recipe = decisions.kernels(), decisions.recipe()
     num_seqs, num_tokens = decisions.limits()
     loaded = load_model(path, recipe, progress)

@@ -17,13 +17,15 @@ from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import ProgramReport
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.requests import EngineEvent
-from jaxserve.errors import EngineDied, InvalidRequest, Overloaded, ShuttingDown
+from jaxserve.errors import EngineDied, InvalidRequest, Overloaded, PromptTooLong, ShuttingDown
 from jaxserve.frontend.choice_text import ChoiceText, logprob_entry
 from jaxserve.frontend.generation import Generation, wake
 from jaxserve.outputs import TextDelta
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import Request
 from jaxserve.tokens import ChatTemplate, Tokenizer, encode_chat
+
+SHRINKAGE = 4  # a tokenizer's normalization may make a text shorter, hardly by more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +105,7 @@ class Frontend:
         self.engine = engine
         self._model = model
         self._choices = choices or {}
-        self._max_open = max_open
+        self.max_open = max_open
         self._is_warm = is_warm
         self._compile_for = compile_for
         self._compiles = CompileWatch()
@@ -131,6 +133,7 @@ class Frontend:
         """Token ids of a prompt, with the model's BOS. Raises InvalidRequest where the model has no tokenizer."""
         if self.tokenizer is None:
             raise InvalidRequest("this model has no tokenizer: send token ids instead of text", param="prompt")
+        self._check_length(self.tokenizer, len(text), "prompt")
         return self.tokenizer.encode(text)
 
     def encode_chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> list[int]:
@@ -138,7 +141,21 @@ class Frontend:
         if self.tokenizer is None or self.chat_template is None:
             missing = "tokenizer" if self.tokenizer is None else "chat template"
             raise InvalidRequest(f"this model has no {missing}; use completions, or --chat-template", param="messages")
+        if template_kwargs.get("tools") and not self.chat_template.uses_tools:
+            raise InvalidRequest("this model's chat template has no place for tools; leave them out", param="tools")
+        contents = (message.get("content") for message in messages if isinstance(message, dict))
+        self._check_length(self.tokenizer, sum(len(c) for c in contents if isinstance(c, str)), "messages")
         return encode_chat(self.tokenizer, self.chat_template, messages, **template_kwargs)
+
+    def _check_length(self, tokenizer: Tokenizer, num_characters: int, param: str) -> None:
+        """Refuses a text that is too long whatever its tokens are: to tokenize megabytes would stall every stream."""
+        most = SHRINKAGE * self.max_model_len * tokenizer.max_token_bytes
+        if num_characters > most:
+            raise PromptTooLong(
+                f"{param} has {num_characters:,} characters; {self.max_model_len:,} tokens of this model hold fewer "
+                "(--max-model-len)",
+                param=param,
+            )
 
     def prepare(self, num_prompt_tokens: int, num_choices: int, progress: Progress) -> None:
         """Compiles now what a request of this size will need when it runs alone; without it, its first step waits."""
@@ -201,9 +218,16 @@ class Frontend:
             if self.failure is not None:
                 raise EngineDied(f"the engine stopped: {self.failure}")
             if self._is_draining or self._is_closing:
-                raise ShuttingDown("the server is shutting down and accepts no new request")
-            if self._num_open + num_choices > self._max_open:
-                raise Overloaded(f"{self._num_open} requests are open, the most this server takes (--max-waiting)")
+                raise ShuttingDown("the engine is shutting down or closed and accepts no new request")
+            if num_choices > self.max_open:
+                raise InvalidRequest(
+                    f"n={num_choices} exceeds the {self.max_open} sequences this engine takes", param="n"
+                )
+            if self._num_open + num_choices > self.max_open:
+                raise Overloaded(
+                    f"{self._num_open} sequences are open and {num_choices} more asked for; at most {self.max_open} "
+                    "run or wait at once (--max-num-seqs and --max-waiting)"
+                )
             self._num_open += num_choices
             self._commands.put(command)  # under the lock: after a close or a failure nobody would read it
 

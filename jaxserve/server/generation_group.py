@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from jaxserve.errors import InvalidRequest
 from jaxserve.outputs import FinishReason, Logprob, TextDelta
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.error_responses import GenerationFailed
@@ -96,7 +97,14 @@ def submit_group(
     priority: int | None,
     cache_salt: str | None,
 ) -> GenerationGroup:
-    """Submits every prompt or none: when one is refused, those before it are aborted and the error goes on."""
+    """Submits every prompt or none: when one is refused, those before it are aborted and the error goes on.
+
+    A request that could not be queued even alone is an InvalidRequest, not Overloaded: to repeat it would not help.
+    """
+    limit = serving.frontend.max_open
+    if len(prompts) * params.n > limit:
+        asked = f"{len(prompts):,} prompts with n={params.n}"
+        raise InvalidRequest(f"{asked} exceed the {limit:,} sequences this server takes at once", param="prompt")
     generations: list[ServedGeneration] = []
     group = GenerationGroup(serving, generations, params.n, clock)
     try:

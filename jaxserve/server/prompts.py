@@ -48,13 +48,15 @@ def template_message(message: ChatMessage) -> dict[str, Any]:
 
 async def completion_prompts(frontend: ServedFrontend, prompt: object, add_special: bool) -> list[Prompt]:
     """The prompts of a completion request, in order. Raises InvalidRequest for any other form."""
-    given = prompt if isinstance(prompt, list) and prompt and not _is_id(prompt[0]) else [prompt]
+    given = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
     return [await _one_prompt(frontend, item, add_special) for item in given]
 
 
 async def _one_prompt(frontend: ServedFrontend, item: object, add_special: bool) -> Prompt:
     if isinstance(item, str):
         return Prompt(text=item, token_ids=await encode_text(frontend, item, add_special))
+    if isinstance(item, list) and any(isinstance(value, int) and value < 0 for value in item):
+        raise InvalidRequest(f"prompt: token ids are 0 or more, got {min(item)}", param="prompt")
     if not isinstance(item, list) or not item or not all(map(_is_id, item)):
         raise InvalidRequest(f"{_PROMPT_FORMS}; got {item!r:.100}", param="prompt")
     return Prompt(text=None, token_ids=item)

@@ -124,6 +124,12 @@ class ChatMessage(BaseModel):
     role: str
     content: Annotated[str | None, BeforeValidator(_text_of_parts)] = None
 
+    @model_validator(mode="after")
+    def _check_content(self) -> "ChatMessage":
+        if self.content is None and not (self.model_extra or {}).get("tool_calls"):
+            raise InvalidRequest(f"messages: the message of role {self.role!r:.40} has no content", param="messages")
+        return self
+
 
 class TemplateFields(RequestFields):
     """What decides how messages become a prompt."""

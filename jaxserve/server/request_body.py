@@ -24,7 +24,8 @@ async def read_json(request: Request) -> dict[str, Any]:
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
-        raise UnsupportedBody(f"content type is {content_type or 'missing'!r}; send 'Content-Type: application/json'")
+        found = repr(content_type) if content_type else "missing"
+        raise UnsupportedBody(f"content type is {found}; send 'Content-Type: application/json'")
     body = await read_bytes(request, serving_of(request).options.max_body_bytes)
     try:
         value = from_json(body, allow_inf_nan=False)
@@ -63,5 +64,7 @@ def _invalid_field(detail: ErrorDetails) -> InvalidRequest:
         return InvalidRequest(f"unknown or unsupported field {where!r}", param=where)
     if detail["type"] == "missing":
         return InvalidRequest(f"field {where!r} is required", param=where)
+    if detail["type"] == "too_short":
+        return InvalidRequest(f"{where} must not be empty", param=where)
     expected = detail["msg"].removeprefix("Input should be ")
     return InvalidRequest(f"{where} must be {expected}, got {reprlib.repr(detail['input'])}", param=where)

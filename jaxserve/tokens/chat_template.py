@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, final
 
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -34,7 +34,9 @@ class ChatTemplate:
     def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
-            self._template = _environment().from_string(source)
+            environment = _environment()
+            self._template = environment.from_string(source)
+            self.uses_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except Exception as error:
             raise ChatTemplateError(f"the chat template cannot be compiled: {_one_line(error)}") from error
 

@@ -31,12 +31,14 @@ class TokenTable:
     broken_bytes: BrokenBytes
     strips_first_space: bool
     shown: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
+    max_piece_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         shown = list(self.pieces)
         for token in self.special:
             shown[token] = b""
         object.__setattr__(self, "shown", tuple(shown))
+        object.__setattr__(self, "max_piece_bytes", max(map(len, self.pieces), default=1) or 1)
 
     def decode(self, ids: Iterable[int], skip_special: bool) -> str:
         """The text of ids, all of which must be in the table."""

@@ -50,6 +50,11 @@ class Tokenizer:
         object.__setattr__(self, "special_text", SpecialText(self.special_tokens))
 
     @property
+    def max_token_bytes(self) -> int:
+        """Bytes of the longest token: a text has at least len(bytes) / max_token_bytes tokens."""
+        return self.table.max_piece_bytes
+
+    @property
     def vocab_size(self) -> int:
         """One more than the highest id that has a token."""
         return len(self.table.pieces)

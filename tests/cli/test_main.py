@@ -23,7 +23,7 @@ from jaxserve.errors import ConfigError, EngineDied, ModelNotFound
         (["generate", "-p", "x", "--foo"], "No such option: --foo (see jaxserve generate --help)"),
         (["generate"], "Missing option '--prompt'"),
         (["generate", "-p", "x", "--max-model-len", "8Q"], "'8Q' is no whole number"),
-        (["generate", "-p", "x", "--max-model-len", "0"], "--max-model-len must be an integer of at least 1"),
+        (["generate", "-p", "x", "--max-model-len", "0"], "--max-model-len must be an integer of at least 2"),
         (["generate", "-p", "x", "--dtype", "int3"], "'int3'"),
         (["generate", "-p", "x", "--plan", "tp8"], "this version runs on one device"),
         (["generate", "-p", "x", "--temperature", "-1"], "temperature must be from 0 to 100"),

@@ -97,7 +97,7 @@ def test_what_the_kernels_cannot_do_is_refused(option):
 
 def test_the_real_model_answers_as_with_float_kernels(smollm2_path: Path):
     """The first words agree; the weights stay near the file's size (the tied table is held twice)."""
-    options = {"max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 64}
+    options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 64}
     with LLM(str(smollm2_path), kernels="cpu", **options) as llm:
         result = llm.generate("The capital of France is", SamplingParams(temperature=0.0, max_tokens=6))[0]
         params = llm.frontend.engine.executor.params  # type: ignore[attr-defined]

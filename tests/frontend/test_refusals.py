@@ -82,7 +82,7 @@ def test_overloaded_counts_choices_and_only_open_ones(frontend_over):
     frontend = frontend_over(executor := ScriptedExecutor(), max_open=4)
     executor.gate.clear()
     generations = [frontend.submit(PROMPT, SamplingParams(n=3, max_tokens=2))]
-    with pytest.raises(Overloaded, match="3 requests are open") as caught:
+    with pytest.raises(Overloaded, match="3 sequences are open and 2 more asked for; at most 4") as caught:
         frontend.submit(PROMPT, SamplingParams(n=2))
     assert caught.value.retry_after_seconds >= 1
     generations.append(frontend.submit(PROMPT, FEW))

@@ -126,6 +126,7 @@ class FakeGeneration:
 class FakeFrontend:
     model_name = "fake-model"
     max_model_len = 2048
+    max_open = 1000
 
     def __init__(self, faults: Faults | None = None) -> None:
         self.faults = faults or Faults()

@@ -6,6 +6,7 @@ import socket
 import httpx
 import pytest
 from fake_frontend import FakeFrontend, Faults
+from loopback import running_server
 
 from checkpoints.errors import CheckpointError
 from jaxserve.errors import ConfigError, EngineDied, JaxserveError, ShuttingDown
@@ -159,3 +160,28 @@ def test_every_error_of_the_tree_has_an_answer():
 def test_options_that_cannot_work(wrong):
     with pytest.raises(ConfigError):
         ServerOptions(**wrong)
+
+
+def test_a_request_that_can_never_be_queued_is_no_429():
+    """Repeating it would not help: 400, although 429 is the answer to a queue that is full for now."""
+    with running_server(FakeFrontend(), ServerOptions()) as url:
+        response = httpx.post(f"{url}/v1/completions", json={"prompt": ["a"] * 501, "n": 2, "max_tokens": 1})
+    assert response.status_code == 400
+    assert "501 prompts with n=2 exceed the 1,000 sequences" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [([], "messages must not be empty"), ([{"role": "user", "content": None}], "role 'user' has no content")],
+)
+def test_messages_that_say_nothing(messages, says):
+    with running_server(FakeFrontend(), ServerOptions()) as url:
+        response = httpx.post(f"{url}/v1/chat/completions", json={"messages": messages})
+    assert response.status_code == 400
+    assert says in response.json()["error"]["message"]
+
+
+def test_a_negative_token_id_is_called_one():
+    with running_server(FakeFrontend(), ServerOptions()) as url:
+        response = httpx.post(f"{url}/v1/completions", json={"prompt": [5, -1]})
+    assert response.json()["error"]["message"] == "prompt: token ids are 0 or more, got -1"

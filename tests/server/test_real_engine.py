@@ -141,3 +141,24 @@ def test_metrics_and_configuration(url: str):
     text = str(config)
     assert "expanded to float32" in text
     assert "max_num_seqs" in text
+
+
+def test_megabytes_of_prompt_are_refused_before_they_are_tokenized(url: str, frontend: Frontend, monkeypatch):
+    monkeypatch.setattr("jaxserve.tokens.tokenizer.Tokenizer.encode", None)
+    monkeypatch.setattr("jaxserve.frontend.frontend.encode_chat", None)
+    text = "word " * 400_000
+    bodies = {"completions": {"prompt": text}, "chat/completions": {"messages": [{"role": "user", "content": text}]}}
+    for path, body in bodies.items():
+        response = httpx.post(f"{url}/v1/{path}", json=body, timeout=60)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_tools_are_refused_by_a_template_without_a_place_for_them(url: str):
+    body = {
+        "messages": [{"role": "user", "content": "Weather?"}],
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": {}}}],
+    }
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools"

@@ -127,7 +127,7 @@ def test_harmless_fields_are_accepted(post):
         (CHAT, {"n": 0}, "n"),
         (CHAT, {"stop": [1]}, "stop"),
         (CHAT, {"logit_bias": {"x": 1}}, "logit_bias"),
-        (CHAT, {"logit_bias": {"1": 101}}, "logit_bias values"),
+        (CHAT, {"logit_bias": {"1": 101}}, "logit_bias"),
         (CHAT, {"top_logprobs": 2}, "top_logprobs"),
         (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         (CHAT, {"tool_choice": "required"}, "tool_choice"),
