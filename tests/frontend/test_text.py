@@ -111,6 +111,13 @@ def test_min_tokens_outlasts_end_of_sequence_and_stop_tokens(frontend_over):
         assert ends_of(deltas) == {0: "stop"}
 
 
+def test_stop_strings_count_from_min_tokens_on(frontend, tokenizer):
+    """The first héllo lies within the ten tokens that were asked for; the second ends the answer."""
+    deltas = read(frontend.submit(PROMPT, text_params(min_tokens=10, stop="héllo")))
+    assert text_of(deltas) == "héllo 🙂 wörld, "
+    assert deltas[-1].stop_reason == "héllo"
+
+
 def test_no_text_without_detokenizing_or_without_a_tokenizer(frontend_over):
     for options in ({"text": True}, {"text": False}):
         frontend = frontend_over(ScriptedExecutor(says([70, 71])), **options)
