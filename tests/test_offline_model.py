@@ -100,7 +100,7 @@ def test_nothing_compiles_once_ready_whatever_is_asked_for(warm):
     assert warm.stats().compiles_after_ready_total == 0
 
 
-def test_a_compilation_after_ready_is_counted():
+def test_a_compilation_after_ready_is_counted_and_said(caplog):
     with warm_frontend() as frontend:
         generate(frontend, GREEDY)
         assert frontend.stats().compiles_after_ready_total == 0
@@ -108,6 +108,9 @@ def test_a_compilation_after_ready_is_counted():
         device._steps.clear()  # as if a shape had been forgotten
         generate(frontend, GREEDY)
         assert frontend.stats().compiles_after_ready_total > 0
+    said = [record.message for record in caplog.records if record.name == "jaxserve"]
+    assert said
+    assert all(line.startswith("compiling decode") and "a defect" in line for line in said)
 
 
 def test_an_llm_compiles_on_first_use_and_does_not_count_it():

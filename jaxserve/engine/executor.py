@@ -1,5 +1,6 @@
 """Owns the device: parameters, cache, slot state and the compiled step of every bucket."""
 
+import logging
 import os
 import threading
 import time
@@ -27,6 +28,7 @@ from jaxserve.scheduler.request import Request
 from jaxserve.scheduler.step_plan import StepPlan
 from jaxserve.step_inputs import StepOutputs, StepShape, TokenLogprobs, packing
 
+LOG = logging.getLogger("jaxserve")
 MAX_EOS_TOKENS = 16
 MAX_COMPILE_THREADS = 4
 
@@ -141,10 +143,12 @@ class DeviceExecutor:
         self._steps: dict[StepShape, Any] = {}
         self._set_slot: Any = None
         self.programs: list[ProgramReport] = []
+        self._is_warm = False
 
     def compile_all(self, progress: Progress) -> None:
         """Compiles every program, or reads it from the persistent cache; several at a time."""
         self._compile([*(partial(self._step, shape) for shape in self.shapes), self._slot_setter], progress)
+        self._is_warm = True
         order = [str(shape) for shape in self.shapes]
         self.programs.sort(key=lambda report: order.index(report.name) if report.name in order else len(order))
 
@@ -181,6 +185,8 @@ class DeviceExecutor:
         return self._set_slot
 
     def _compiled(self, function: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+        if self._is_warm:
+            LOG.warning("compiling %s while serving: a defect, every program should have been ready", name)
         start = time.perf_counter()
         with CompileWatch(threading.get_ident()) as watch:
             compiled = function.lower(*arguments).compile()
