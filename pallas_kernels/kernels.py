@@ -58,6 +58,8 @@ def kernels_for(name: str, platform: str) -> tuple[Kernels, str]:
     """
     named = {"reference": REFERENCE, "xla": XLA}
     if name == "auto":
+        if platform == "cpu":
+            return XLA, "XLA's own operations in float32; --kernels cpu reads packed weights, rounding activations"
         return XLA, f"XLA's own operations: this version has no kernels of its own for {platform}"
     if name not in named:
         raise ValueError(f"unknown kernels {name!r}; choose auto, {', '.join(named)}")

@@ -113,6 +113,14 @@ def test_a_compilation_after_ready_is_counted_and_said(caplog):
     assert all(line.startswith("compiling decode") and "a defect" in line for line in said)
 
 
+@pytest.mark.parametrize(("num_prompt_tokens", "num_choices"), [(1, 1), (20, 1), (20, 100), (1, 100), (60, 3)])
+def test_whatever_the_size_of_a_request_its_shapes_are_found(warm, num_prompt_tokens, num_choices):
+    """More choices than slots, more prompts than rows, prompts of several chunks: all are among the compiled ones."""
+    num_programs = len(warm.programs)
+    warm.prepare(num_prompt_tokens, num_choices, Silent())
+    assert len(warm.programs) == num_programs
+
+
 def test_an_llm_compiles_on_first_use_and_does_not_count_it():
     with LLM(TINY, **options()) as llm:
         device: Any = llm.frontend.engine.executor

@@ -10,13 +10,13 @@ import jax
 
 from jaxserve.config import Choice, EngineConfig
 from jaxserve.engine.buckets import MAX_PREFILLS, check_limits, step_shapes
-from jaxserve.engine.loading import LoadedModel, Recipe, tiled_formats
+from jaxserve.engine.loading import LoadedModel, Recipe, tiled_bytes, tiled_formats
 from jaxserve.engine.memory import PageBudget, page_budget
 from jaxserve.engine.progress import Progress
 from jaxserve.errors import ConfigError
 from jaxserve.kv_cache import KVCacheSpec
 from jaxserve.step_inputs import StepShape
-from pallas_kernels.cpu.targets import Targets, register
+from pallas_kernels.cpu.targets import KernelBuildError, Targets, register
 from pallas_kernels.kernels import Kernels, cpu_kernels, kernels_for
 from pallas_kernels.quantized_matmul.cpu import function_of, self_test
 
@@ -85,7 +85,10 @@ class Decisions:
         if folder is None:
             raise ConfigError("--kernels cpu keeps its kernels in the cache folder: give --compilation-cache-dir")
         formats = sorted(tiled_formats(loaded))
-        targets = register_formats(formats, folder / "kernels", progress)
+        try:
+            targets = register_formats(formats, folder / "kernels", progress)
+        except KernelBuildError as error:
+            raise ConfigError(f"--kernels cpu: {error}; choose xla") from error
         error = self_test(targets, formats) if formats else 0.0
         if error > MAX_KERNEL_ERROR:
             raise ConfigError(f"--kernels cpu: the kernels differ from their definition by {error:.1e}; choose xla")
@@ -109,6 +112,9 @@ class Decisions:
         """Records what the weights take."""
         in_file = ", ".join(f"{name} {size:,} bytes" for name, size in sorted(loaded.file_bytes.items()))
         reason = f"as in the file ({in_file})"
+        if self.choices["weight_layout"].value == "tiled":
+            in_tiles = f"{tiled_bytes(loaded):,} bytes in tiles for the CPU kernels"
+            reason = f"{in_tiles}, the others packed or in float32 ({in_file})"
         if loaded.is_expanded:
             dtype = self.choices["dtype"].value
             reason = f"expanded to {dtype} from {sum(loaded.file_bytes.values()):,} bytes ({in_file})"

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-from jaxserve.engine.buckets import MAX_PREFILLS, choose_shape
+from jaxserve.engine.buckets import choose_shape
 from jaxserve.engine.compile_watch import CompileWatch
 from jaxserve.engine.inputs import InputFiller
 from jaxserve.engine.logits import SlotState
@@ -154,10 +154,11 @@ class DeviceExecutor:
 
     def compile_for(self, num_prompt_tokens: int, num_choices: int, progress: Progress) -> None:
         """Compiles what a request that runs alone will need: its prompt's chunks, then one row per choice."""
-        largest, tokens = self.shapes[-1].chunk_tokens, num_choices * num_prompt_tokens
-        sizes = {tokens} if tokens <= largest else {tokens % largest, largest}
-        wanted = {choose_shape(self.shapes, num_choices, 0, 0)}
-        wanted |= {choose_shape(self.shapes, 0, size, min(num_choices, MAX_PREFILLS)) for size in sizes if size > 1}
+        largest, tokens = self.shapes[-1], num_choices * num_prompt_tokens
+        sizes = {tokens} if tokens <= largest.chunk_tokens else {tokens % largest.chunk_tokens, largest.chunk_tokens}
+        prefills = min(num_choices, largest.chunk_rows)
+        wanted = {choose_shape(self.shapes, min(num_choices, largest.single_rows), 0, 0)}
+        wanted |= {choose_shape(self.shapes, 0, size, min(prefills, size)) for size in sizes if size > 1}
         missing = [partial(self._step, shape) for shape in sorted(wanted - self._steps.keys())]
         if missing:
             self._compile(missing, progress)
@@ -207,9 +208,10 @@ class DeviceExecutor:
             assert isinstance(payload, EngineRequest)
             assert slot is not None
             self._filler.place(request, payload.params, payload.seed, payload.prompt_logprobs is not None)
-            if needs_slot_state(payload.params) or slot in self._dirty_slots:
+            needs_state = needs_slot_state(payload.params)
+            if needs_state or slot in self._dirty_slots:
                 self._state = self._slot_setter()(self._state, *jax.device_put(self._slot_row(request)))
-                self._dirty_slots.add(slot)
+            (self._dirty_slots.add if needs_state else self._dirty_slots.discard)(slot)
 
     def _slot_row(self, request: Request | None) -> tuple[np.ndarray, ...]:
         slot = np.asarray(0 if request is None else request.slot, np.int32)
@@ -266,9 +268,10 @@ class DeviceExecutor:
 def wanted_logprobs(plan: StepPlan) -> tuple[bool, bool]:
     """Whether any row of the plan wants log probabilities of its drawn token, and of its prompt."""
     wants, wants_prompt = False, False
-    for request in plan.requests:
+    for request, start in zip(plan.requests, plan.starts, strict=True):
         payload = request.payload
         assert isinstance(payload, EngineRequest)
         wants = wants or payload.params.logprobs is not None
-        wants_prompt = wants_prompt or payload.prompt_logprobs is not None
+        if payload.prompt_logprobs is not None:  # once decoding there is nothing left to bring over
+            wants_prompt = wants_prompt or start < len(request.prompt_token_ids)
     return wants, wants_prompt

@@ -90,8 +90,17 @@ def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
 
 def tiled_formats(loaded: LoadedModel) -> set[str]:
     """The formats whose CPU kernels the model needs."""
-    weights = jax.tree.leaves(loaded.params, is_leaf=lambda node: isinstance(node, TiledWeight))
-    return {weight.format_name for weight in weights if isinstance(weight, TiledWeight)}
+    return {weight.format_name for weight in _tiled_weights(loaded)}
+
+
+def tiled_bytes(loaded: LoadedModel) -> int:
+    """Bytes the CPU kernels read in place. A tied embedding table is among them and once more outside, for its rows."""
+    return sum(weight.tiles.nbytes for weight in _tiled_weights(loaded))
+
+
+def _tiled_weights(loaded: LoadedModel) -> list[TiledWeight]:
+    nodes = jax.tree.leaves(loaded.params, is_leaf=lambda node: isinstance(node, TiledWeight))
+    return [node for node in nodes if isinstance(node, TiledWeight)]
 
 
 def tied_names(layout: FileLayout, wanted: Mapping[str, ArraySpec]) -> tuple[str, ...]:

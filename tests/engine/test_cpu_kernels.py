@@ -17,6 +17,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.offline import LLM
 from jaxserve.quant.tiled import TiledWeight
 from jaxserve.sampling_params import SamplingParams
+from pallas_kernels.cpu.targets import KernelBuildError
 
 LEGACY = Path(__file__).resolve().parent.parent / "fixtures" / "gguf" / "gguf_llama_legacy" / "model.gguf"
 
@@ -81,6 +82,16 @@ def test_the_choice_says_what_it_costs(legacy):
     assert kernels.value == "cpu"
     assert "rounded to 8 bits" in kernels.reason
     assert legacy.choices["weight_layout"].value == "tiled"
+    assert "bytes in tiles for the CPU kernels, the others packed or in float32" in legacy.choices["weights"].reason
+
+
+def test_kernels_that_cannot_be_built_are_one_line(monkeypatch):
+    def fail(*arguments: object, **options: object) -> None:
+        raise KernelBuildError("no compiler today")
+
+    monkeypatch.setattr("jaxserve.engine.decisions.register", fail)
+    with pytest.raises(ConfigError, match=r"^--kernels cpu: no compiler today; choose xla$"):
+        build_engine(config(LEGACY), LEGACY, frozenset(), Silent(), warm_up=False)
 
 
 def test_a_second_engine_builds_no_kernel(legacy, monkeypatch):
