@@ -10,6 +10,9 @@ from jaxserve.quant.quantized import Weight
 from pallas_kernels.kernels import Kernels
 from pallas_kernels.quantized_matmul.around import Before
 
+# Weights whose products with the same activations stand side by side, in the order of their columns.
+NEIGHBOURS = (("q", "k", "v"), ("gate", "up"))
+
 
 def linear(
     kernels: Kernels,
@@ -32,7 +35,7 @@ def side_by_side(
 ) -> Float[Array, "T O"]:
     """The products with several weights, one beside the other: x @ [a; b; c].T (+ their biases).
 
-    Neighbours may be kept joined, as one weight under their names with "+" between (see engine/loading.py).
+    Neighbours may be kept joined, as one weight under their names with "+" between (see quant/tiled.py).
     """
     outs = []
     for run in _kept_runs(weights, names):
