@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float32
 
 from jaxserve.quant.quantized import Leaf, Weight
-from pallas_kernels.quantized_matmul.tiles import check_tileable, tile, untile
+from pallas_kernels.quantized_matmul.tiles import GROUP_LENGTH, check_tileable, tile, untile
 
 
 @jax.tree_util.register_dataclass
@@ -73,9 +73,11 @@ def joined(weights: Mapping[str, Any], neighbours: Sequence[str]) -> dict[str, A
     return out
 
 
-def _kind(name: str, weight: Any) -> tuple[str, int]:
-    """Equal for weights that can be joined."""
-    return (weight.format_name, weight.num_inputs) if isinstance(weight, TiledWeight) else (name, 0)
+def _kind(name: str, weight: Any) -> tuple[str, int | None, int]:
+    """Equal for weights that can be joined; a group of outputs that is filled up with zeros cannot be."""
+    if not isinstance(weight, TiledWeight) or weight.num_outputs % GROUP_LENGTH:
+        return (name, None, 0)
+    return (weight.format_name, weight.group_length, weight.num_inputs)
 
 
 def _concatenated(weights: list[TiledWeight]) -> TiledWeight:

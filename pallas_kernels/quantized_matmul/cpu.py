@@ -121,12 +121,16 @@ def quantized_matmul(
 
 def round_activations(x: Float32[np.ndarray, "T I"]) -> Float64[np.ndarray, "T I"]:
     """Each block of 32 as multiples, -127 to 127, of its largest magnitude / 127; 0 for blocks all below 2^-100."""
-    missing = -x.shape[1] % BLOCK_LENGTH
-    blocks = np.pad(x, ((0, 0), (0, missing))).reshape(len(x), -1, BLOCK_LENGTH)
+    blocks = _blocks(x)
     peak = np.abs(blocks).max(axis=-1, keepdims=True)
     inverse = np.divide(np.float32(127), peak, out=np.zeros_like(peak), where=peak >= _SMALLEST_PEAK)
     steps = np.rint(blocks * inverse).astype(np.float64) * (peak / np.float32(127))
     return steps.reshape(len(x), -1)[:, : x.shape[1]]
+
+
+def _blocks(x: np.ndarray) -> np.ndarray:
+    """[T, blocks, 32], with zeros in the last block where it is not whole."""
+    return np.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK_LENGTH))).reshape(len(x), -1, BLOCK_LENGTH)
 
 
 def activations(x: Float32[np.ndarray, "T X"], before: Before) -> Float32[np.ndarray, "T I"]:
@@ -138,7 +142,7 @@ def activations(x: Float32[np.ndarray, "T X"], before: Before) -> Float32[np.nda
     if isinstance(before, GatedUnit):
         gate, up = np.split(wide, 2, axis=1)
         slope = 1 if before.activation == "silu" else np.sqrt(8 / np.pi) * (1 + 0.044715 * np.square(gate))
-        wide = gate / (1 + np.exp(-gate * slope)) * up
+        wide = gate / (1 + np.exp(np.minimum(-gate * slope, 700))) * up
     return wide.astype(np.float32)
 
 
@@ -202,7 +206,7 @@ def _case_error(
 def undecided_steps(values: Float32[np.ndarray, "T I"]) -> Float64[np.ndarray, "T I"]:
     """The step of each activation that lies so near the middle of two that float32 arithmetic before it may decide
     which one it is rounded to; 0 for the others."""
-    steps = np.abs(values.reshape(len(values), -1, BLOCK_LENGTH)).max(axis=-1, keepdims=True) / 127
-    steps = np.maximum(np.repeat(steps, BLOCK_LENGTH, axis=-1).reshape(values.shape), _SMALLEST_PEAK)
+    peak = np.abs(_blocks(values)).max(axis=-1) / np.float32(127)
+    steps = np.maximum(np.repeat(peak, BLOCK_LENGTH, axis=1)[:, : values.shape[1]], _SMALLEST_PEAK)
     in_steps = values.astype(np.float64) / steps
     return np.where(np.abs(in_steps - np.floor(in_steps) - 0.5) < 1e-4, steps, 0).astype(np.float64)
