@@ -12,18 +12,19 @@ import numpy as np
 from jaxtyping import Array, Float32
 
 from jaxserve.quant.quantized import Leaf, Weight
-from pallas_kernels.quantized_matmul.tiles import TILE_FORMATS, check_tileable, tile, untile
+from pallas_kernels.quantized_matmul.tiles import GROUP_LENGTH, check_tileable, tile, untile
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class TiledWeight:
-    """tiles uint8 [bytes]; format_name is the packed format they came from."""
+    """tiles uint8 [bytes]; format_name is the packed format they came from, group_length that of its INT4 groups."""
 
     tiles: Leaf
     format_name: str = field(metadata={"static": True})
     num_outputs: int = field(metadata={"static": True})
     num_inputs: int = field(metadata={"static": True})
+    group_length: int | None = field(default=None, metadata={"static": True})
 
     @property
     def format(self) -> str:
@@ -35,15 +36,15 @@ class TiledWeight:
 
     def decode(self) -> Float32[Array, "O I"]:
         """The matrix in float32, on the host: cannot be jitted."""
-        return jnp.asarray(untile(self.format_name, np.asarray(self.tiles), self.num_outputs, self.num_inputs))
+        return jnp.asarray(untile(self.format_name, np.asarray(self.tiles), *self.shape, self.group_length))
 
 
 def can_tile(weight: Weight) -> bool:
     """Whether the CPU kernel takes a weight of this format and shape."""
-    if weight.format not in TILE_FORMATS or len(weight.shape) != 2:
+    if len(weight.shape) != 2:
         return False
     try:
-        check_tileable(*weight.shape)
+        check_tileable(weight.format, *weight.shape)
     except ValueError:
         return False
     return True
@@ -72,9 +73,11 @@ def joined(weights: Mapping[str, Any], neighbours: Sequence[str]) -> dict[str, A
     return out
 
 
-def _kind(name: str, weight: Any) -> tuple[str, int]:
-    """Equal for weights that can be joined."""
-    return (weight.format_name, weight.num_inputs) if isinstance(weight, TiledWeight) else (name, 0)
+def _kind(name: str, weight: Any) -> tuple[str, int | None, int]:
+    """Equal for weights that can be joined; a group of outputs that is filled up with zeros cannot be."""
+    if not isinstance(weight, TiledWeight) or weight.num_outputs % GROUP_LENGTH:
+        return (name, None, 0)
+    return (weight.format_name, weight.group_length, weight.num_inputs)
 
 
 def _concatenated(weights: list[TiledWeight]) -> TiledWeight:

@@ -163,9 +163,50 @@ def load_f16(b, addr):
     return b.bitcast(b.or_(b.select(is_special, special, finite), sign), _F)
 
 
+def _first_lanes(b, count):
+    lanes = ir.Constant(_vec(I64, 16), list(range(16)))
+    return b.icmp_signed("<", lanes, _splat(b, count, 16))
+
+
+@_op(f32x16, i64, i64)
+def load_first_f32(b, addr, count):
+    """The first `count` lanes, zero in the others, whose memory is not touched."""
+    pointer = b.inttoptr(addr, _F.as_pointer())
+    return _call(
+        b, "llvm.masked.load.v16f32.p0", _F, pointer, ir.Constant(I32, 4), _first_lanes(b, count), _fill(_F, 0.0)
+    )
+
+
+@_op(f32x16, i64)
+def load_u8_as_f32(b, addr):
+    """Sixteen unsigned bytes."""
+    return b.uitofp(b.zext(_load(b, addr, _vec(I8, 16)), _I), _F)
+
+
+@_op(f32x16, i64)
+def load_i8_as_f32(b, addr):
+    """Sixteen signed bytes."""
+    return b.sitofp(b.sext(_load(b, addr, _vec(I8, 16)), _I), _F)
+
+
+@_op(f32x16, i64)
+def load_bf16(b, addr):
+    """Sixteen bfloat16, widened to f32."""
+    return b.bitcast(b.shl(b.zext(_load(b, addr, _H), _I), _fill(_I, 16)), _F)
+
+
 @_op(types.void, i64, f32x16)
 def store_f32(b, addr, v):
     _store(b, addr, v)
+
+
+@_op(types.void, i64, f32x16, i64)
+def store_first_f32(b, addr, v, count):
+    """The first `count` lanes."""
+    pointer = b.inttoptr(addr, _F.as_pointer())
+    fn_type = ir.FunctionType(ir.VoidType(), [_F, pointer.type, I32, _vec(I1, 16)])
+    function = cgutils.get_or_insert_function(b.module, fn_type, "llvm.masked.store.v16f32.p0")
+    b.call(function, [v, pointer, ir.Constant(I32, 4), _first_lanes(b, count)])
 
 
 @_op(types.void, i64, i32x16)
@@ -237,6 +278,39 @@ def to_i32(b, x):
     return b.fptosi(x, _I)
 
 
+@_op(f32x16, f32x16, f32x16)
+def least_f32(b, x, y):
+    """The smaller of each lane; x where y is NaN, NaN where x is."""
+    return b.select(b.fcmp_ordered(">", x, y), y, x)
+
+
+@_op(i32x16, f32x16)
+def f32_bits(b, x):
+    return b.bitcast(x, _I)
+
+
+@_op(f32x16, i32x16)
+def f32_of_bits(b, x):
+    return b.bitcast(x, _F)
+
+
+@_op(i32x16, i32x16)
+def shift_left_23(b, x):
+    """To where a float32 has its exponent."""
+    return b.shl(x, _fill(_I, 23))
+
+
+@_op(f32, f32)
+def square_root(b, x):
+    return _call(b, "llvm.sqrt.f32", F32, x)
+
+
+@_op(f32, f32x16)
+def hsum_f32(b, v):
+    """The sum of all lanes, pairwise."""
+    return _reduce(b, v, b.fadd)
+
+
 @_op(i32, i32x16)
 def hsum_i32(b, v):
     """The sum of all lanes."""
@@ -285,6 +359,17 @@ def bit_to_16(bit: int) -> Any:
     return move
 
 
+def bits_to_16(pair: int) -> Any:
+    """An operation: bits 2 * pair and the next one of each byte, moved to where 16 and 32 are."""
+
+    @_op(u8x64, u8x64)
+    def move(b, v):
+        v = b.shl(v, _fill(_B, 4 - 2 * pair)) if pair <= 2 else b.lshr(v, _fill(_B, 2 * pair - 4))
+        return b.and_(v, _fill(_B, 48))
+
+    return move
+
+
 @intrinsic(prefer_literal=True)
 def repeat(context, v, n):
     """A tuple of n (a literal) copies of v: a tile of registers."""
@@ -325,6 +410,7 @@ def _add_operator(op, vec, emit):
 for _vec_type, _prefix in ((f32x16, "f"), (i32x16, "")):
     for _name in ("add", "sub", "mul"):
         _add_operator(getattr(operator, _name), _vec_type, operator.attrgetter(_prefix + _name))
+_add_operator(operator.truediv, f32x16, operator.attrgetter("fdiv"))
 
 
 @_op(u8x64, u8x64, u8x64)

@@ -1,7 +1,8 @@
 """The product with a packed weight on CPUs, by a kernel that reads the packed bytes.
 
 Activations are rounded to 8 bits in blocks of 32, as llama.cpp does, and multiplied as integers; so the result differs
-from the reference by that rounding. `definition` is the exact result of the rounded product.
+from the reference by that rounding. `definition` is the exact result of the rounded product. Weights that are not
+quantized (F32, F16, BF16) are multiplied in float32, with activations as they are.
 """
 
 from collections.abc import Iterable
@@ -14,18 +15,21 @@ from jaxtyping import Array, Float, Float32, Float64, UInt8
 
 from pallas_kernels.cpu.targets import Targets
 from pallas_kernels.quantized_matmul import xla
-from pallas_kernels.quantized_matmul.around import Before, apply_before
-from pallas_kernels.quantized_matmul.reference import PackedWeight, plus
+from pallas_kernels.quantized_matmul.around import Before, GatedUnit, RmsNorm
+from pallas_kernels.quantized_matmul.cases import random_parts
+from pallas_kernels.quantized_matmul.reference import PackedWeight
+from pallas_kernels.quantized_matmul.rows import code_of, workspace_bytes
 from pallas_kernels.quantized_matmul.tiles import (
     BLOCK_LENGTH,
     TILE_FORMATS,
+    check_group_length,
     check_tileable,
     num_tile_bytes,
+    tile,
     tile_format,
     untile,
 )
 
-_WORKSPACE_BYTES_PER_BLOCK = BLOCK_LENGTH + 8
 _SMALLEST_PEAK = np.float32(2.0**-100)
 
 
@@ -42,6 +46,9 @@ class TiledWeight(Protocol):
     @property
     def num_outputs(self) -> int: ...
 
+    @property
+    def group_length(self) -> int | None: ...
+
 
 def function_of(format_name: str) -> str:
     """What to pass to `register` for a format. Raises ValueError for a format without a kernel."""
@@ -49,31 +56,44 @@ def function_of(format_name: str) -> str:
 
 
 def tiled_matmul(
-    x: Float32[Array, "T I"],
+    x: Float32[Array, "T X"],
     tiles: UInt8[Array, " tile_bytes"],
     *,
     format_name: str,
     num_outputs: int,
+    group_length: int | None = None,
+    before: Before = None,
+    residual: Float32[Array, "T O"] | None = None,
     targets: Targets,
 ) -> Float32[Array, "T O"]:
-    """round_activations(x) @ weight.T for the weight [num_outputs, I] that `tile` made `tiles` from.
+    """round_activations(apply_before(x)) @ weight.T + residual for the weight [num_outputs, I] in `tiles`.
 
     A row's result does not depend on the other rows. NaN and infinite activations give NaN in their row. Raises
     ValueError for shapes the kernel does not take, NotRegistered.
     """
-    num_rows, num_inputs = x.shape
-    check_tileable(num_outputs, num_inputs)
-    expected = num_tile_bytes(format_name, num_outputs, num_inputs)
+    num_rows, num_columns = x.shape
+    num_inputs = num_columns // 2 if isinstance(before, GatedUnit) else num_columns
+    check_tileable(format_name, num_outputs, num_inputs)
+    check_group_length(format_name, group_length)
+    expected = num_tile_bytes(format_name, num_outputs, num_inputs, group_length)
     if tiles.shape != (expected,):
         raise ValueError(
             f"{format_name} tiles of [{num_outputs}, {num_inputs}] have {expected} bytes, not {tiles.size}"
         )
-    workspace_bytes = num_rows * (num_inputs // BLOCK_LENGTH) * _WORKSPACE_BYTES_PER_BLOCK
+    norm = before.weight.astype(jnp.float32) if isinstance(before, RmsNorm) else jnp.zeros(0, jnp.float32)
     results = (
         jax.ShapeDtypeStruct((num_rows, num_outputs), jnp.float32),
-        jax.ShapeDtypeStruct((workspace_bytes,), jnp.uint8),
+        jax.ShapeDtypeStruct((workspace_bytes(tile_format(format_name), num_rows, num_inputs),), jnp.uint8),
     )
-    return jax.ffi.ffi_call(targets.name_of(function_of(format_name)), results)(x, tiles)[0]
+    return jax.ffi.ffi_call(targets.name_of(function_of(format_name)), results)(
+        x,
+        tiles,
+        norm,
+        jnp.zeros((0, 0), jnp.float32) if residual is None else residual,
+        before=np.int64(code_of(before)),
+        eps=np.float32(before.eps if isinstance(before, RmsNorm) else 0),
+        span_blocks=np.int64((group_length or 0) // BLOCK_LENGTH),
+    )[0]
 
 
 def quantized_matmul(
@@ -87,35 +107,61 @@ def quantized_matmul(
     """The kernel for a weight in tiles; XLA's product for any other, which was expanded because it has none."""
     if not isinstance(weight, TiledWeight):
         return xla.quantized_matmul(x, weight, before=before, residual=residual)
-    out = tiled_matmul(
-        apply_before(x, before).astype(jnp.float32),
+    return tiled_matmul(
+        x.astype(jnp.float32),
         weight.tiles,
         format_name=weight.format_name,
         num_outputs=weight.num_outputs,
+        group_length=weight.group_length,
+        before=before,
+        residual=None if residual is None else residual.astype(jnp.float32),
         targets=targets,
     )
-    return plus(out, residual)
 
 
 def round_activations(x: Float32[np.ndarray, "T I"]) -> Float64[np.ndarray, "T I"]:
     """Each block of 32 as multiples, -127 to 127, of its largest magnitude / 127; 0 for blocks all below 2^-100."""
-    blocks = x.reshape(len(x), -1, BLOCK_LENGTH)
+    blocks = _blocks(x)
     peak = np.abs(blocks).max(axis=-1, keepdims=True)
     inverse = np.divide(np.float32(127), peak, out=np.zeros_like(peak), where=peak >= _SMALLEST_PEAK)
     steps = np.rint(blocks * inverse).astype(np.float64) * (peak / np.float32(127))
-    return steps.reshape(x.shape)
+    return steps.reshape(len(x), -1)[:, : x.shape[1]]
+
+
+def _blocks(x: np.ndarray) -> np.ndarray:
+    """[T, blocks, 32], with zeros in the last block where it is not whole."""
+    return np.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK_LENGTH))).reshape(len(x), -1, BLOCK_LENGTH)
+
+
+def activations(x: Float32[np.ndarray, "T X"], before: Before) -> Float32[np.ndarray, "T I"]:
+    """`apply_before` in float64, rounded to float32 at the end."""
+    wide = x.astype(np.float64)
+    if isinstance(before, RmsNorm):
+        mean_square = np.square(wide).mean(axis=1, keepdims=True)
+        wide = wide / np.sqrt(mean_square + np.float32(before.eps)) * np.asarray(before.weight, np.float64)
+    if isinstance(before, GatedUnit):
+        gate, up = np.split(wide, 2, axis=1)
+        slope = 1 if before.activation == "silu" else np.sqrt(8 / np.pi) * (1 + 0.044715 * np.square(gate))
+        wide = gate / (1 + np.exp(np.minimum(-gate * slope, 700))) * up
+    return wide.astype(np.float32)
 
 
 def definition(
-    x: Float32[np.ndarray, "T I"],
+    x: Float32[np.ndarray, "T X"],
     tiles: UInt8[np.ndarray, " tile_bytes"],
     *,
     format_name: str,
     num_outputs: int,
+    group_length: int | None = None,
+    before: Before = None,
+    residual: Float32[np.ndarray, "T O"] | None = None,
 ) -> Float64[np.ndarray, "T O"]:
     """What `tiled_matmul` computes, in float64."""
-    weight = untile(format_name, tiles, num_outputs, x.shape[1])
-    return round_activations(x) @ weight.astype(np.float64).T
+    values = activations(x, before)
+    weight = untile(format_name, tiles, num_outputs, values.shape[1], group_length)
+    rounded = round_activations(values) if tile_format(format_name).is_quantized else values.astype(np.float64)
+    product = rounded @ weight.astype(np.float64).T
+    return product if residual is None else product + residual
 
 
 def self_test(targets: Targets, format_names: Iterable[str] | None = None) -> float:
@@ -129,17 +175,38 @@ def self_test(targets: Targets, format_names: Iterable[str] | None = None) -> fl
 
 
 def _relative_error(targets: Targets, format_name: str) -> float:
-    """Over random bytes as tiles and 13 rows, which take tiles of eight, four and one."""
-    num_outputs, num_inputs = 48, 96
+    """Over random weights and 23 rows, which take tiles of sixteen, eight, four and one, with all that is fused."""
     rng = np.random.default_rng(0)
-    fmt = tile_format(format_name)
-    groups, blocks = num_outputs // 16, num_inputs // BLOCK_LENGTH
-    quants = rng.integers(0, 256, (groups, blocks * fmt.quant_bytes), np.uint8)
-    halves = rng.uniform(-1, 1, (groups, blocks * fmt.scale_bytes // 2)).astype(np.float16)
-    tiles = np.concatenate([quants, halves.view(np.uint8)], axis=1).reshape(-1)
-    x = rng.standard_normal((13, num_inputs), np.float32)
-    want = definition(x, tiles, format_name=format_name, num_outputs=num_outputs)
-    got = tiled_matmul(
-        jnp.asarray(x), jnp.asarray(tiles), format_name=format_name, num_outputs=num_outputs, targets=targets
+    parts = random_parts(rng, format_name, 48, 256)
+    tiles = tile(format_name, parts)
+    x, residual = rng.standard_normal((23, 512), np.float32), rng.standard_normal((23, 48), np.float32)
+    norm = RmsNorm(weight=jnp.asarray(rng.uniform(0.5, 1.5, 256).astype(np.float32)), eps=1e-5)
+    cases = (
+        (None, x[:, :256], None),
+        (norm, x[:, :256], residual),
+        (GatedUnit(activation="silu"), x[:21], residual[:21]),
+        (GatedUnit(activation="gelu_tanh"), x[:3], None),
     )
-    return float(np.abs(np.asarray(got, np.float64) - want).max() / np.abs(want).max())
+    return max(_case_error(targets, format_name, tiles, *case) for case in cases)
+
+
+def _case_error(
+    targets: Targets, format_name: str, tiles: np.ndarray, before: Before, x: np.ndarray, residual: np.ndarray | None
+) -> float:
+    call: Any = {"format_name": format_name, "num_outputs": 48, "before": before}
+    want = definition(x, tiles, residual=residual, **call)
+    added = None if residual is None else jnp.asarray(residual)
+    got = tiled_matmul(jnp.asarray(x), jnp.asarray(tiles), residual=added, targets=targets, **call)
+    error = np.abs(np.asarray(got, np.float64) - want)
+    if before is not None and tile_format(format_name).is_quantized:
+        error -= undecided_steps(activations(x, before)) @ np.abs(untile(format_name, tiles, 48, 256)).T
+    return float(error.max() / np.abs(want).max())
+
+
+def undecided_steps(values: Float32[np.ndarray, "T I"]) -> Float64[np.ndarray, "T I"]:
+    """The step of each activation that lies so near the middle of two that float32 arithmetic before it may decide
+    which one it is rounded to; 0 for the others."""
+    peak = np.abs(_blocks(values)).max(axis=-1) / np.float32(127)
+    steps = np.maximum(np.repeat(peak, BLOCK_LENGTH, axis=1)[:, : values.shape[1]], _SMALLEST_PEAK)
+    in_steps = values.astype(np.float64) / steps
+    return np.where(np.abs(in_steps - np.floor(in_steps) - 0.5) < 1e-4, steps, 0).astype(np.float64)

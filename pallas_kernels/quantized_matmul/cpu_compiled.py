@@ -1,9 +1,8 @@
 """The machine code of tiled_matmul: one FFI target for each format (see tiles.py for the layout).
 
-Imported by the compiling child only. A target takes x [T, I] float32 and the tiles, and fills the result [T, O] float32
-and a workspace: T * I int8 activations, then for each block of 32 a float32 scale, then for each block one more word.
-That word is the scaled sum of the block's quantized activations for formats with a minimum, and for the others
--zero * sum as an int32, with which the integer dot product starts.
+Imported by the compiling child only. A target takes x [T, X] float32, the tiles, the weight of a norm [I] or [0] and a
+residual [T, O] or [0, 0], and fills the result [T, O] float32 and a workspace with the activations (rows.py). Its
+attributes: `before`, a code of rows.py; `eps` of the norm; `span_blocks`, the blocks of a span or 0.
 """
 
 from typing import Any
@@ -11,111 +10,56 @@ from typing import Any
 import numpy as np
 
 from pallas_kernels.cpu import abi
-from pallas_kernels.cpu.bridge import OK, arg, declare, dim, fail, ret
-from pallas_kernels.cpu.memory import at, compiled, stack, text
+from pallas_kernels.cpu.activations import load_up_to
+from pallas_kernels.cpu.bridge import OK, arg, attr_f32, attr_i64, declare, dim, fail, ret
+from pallas_kernels.cpu.memory import compiled, stack, text
 from pallas_kernels.cpu.parallel import parallel
 from pallas_kernels.cpu.simd import (
-    bit_to_16,
-    dot_u8i8,
-    f32,
     fma,
-    high_nibbles,
-    hsum_i32,
-    i32,
-    largest_magnitude,
-    load_f16,
     load_f32,
-    load_u8,
-    low_nibbles,
-    or_u8,
     repeat,
     replace,
-    round_even,
     splat_f32,
-    splat_i32,
     splat_load_f32,
-    splat_load_i8x4,
-    splat_load_i32,
     store_f32,
-    store_f32s,
-    store_i32_as_i8,
-    store_i32s,
-    to_f32,
-    to_i32,
+    store_first_f32,
+)
+from pallas_kernels.quantized_matmul.formats_compiled import LOAD_VALUES, VECTORS, add_block_of, scales_of
+from pallas_kernels.quantized_matmul.rows import EXTRA_ROWS, GELU_TANH, NO_BEFORE, RMS_NORM, record_bytes
+from pallas_kernels.quantized_matmul.rows_compiled import (
+    JOB,
+    JOB_BYTES,
+    LARGEST_TILE,
+    NOT_ROUNDED,
+    SCALED_SUM,
+    ZERO_TIMES_HALVES,
+    ZERO_TIMES_SUM,
+    job_at,
+    rows_of_tile,
+    write_row,
 )
 from pallas_kernels.quantized_matmul.tiles import BLOCK_LENGTH, GROUP_LENGTH, TILE_FORMATS, TileFormat
 
-_SMALLEST_PEAK = np.float32(2.0**-100)
+_ZERO = np.float32(0)
 _PARALLEL_ACTIVATIONS = 8192  # from this many on, activations are quantized in parallel
-
-_WORDS = ("x", "tiles", "quants", "scales", "sums", "out", "num_rows", "num_outputs", "num_blocks", "groups_per_item")
-_JOB = np.dtype([(word, np.int64) for word in _WORDS])
-_job_at = at(_JOB)
+_ROWS_PER_CHUNK = 128  # whose activations stay in the second-level cache while the groups pass by
+_ITEM_COST = 4000  # about a microsecond, in the cycles of `_plan`
 
 
 @compiled
-def _nibbles(p):
-    """The eight vectors of a 4-bit block at p: inputs 4q to 4q + 3 of 16 outputs in vector q."""
-    a, b, c, d = load_u8(p), load_u8(p + 64), load_u8(p + 128), load_u8(p + 192)
-    return (
-        low_nibbles(a), low_nibbles(b), low_nibbles(c), low_nibbles(d),
-        high_nibbles(a), high_nibbles(b), high_nibbles(c), high_nibbles(d),
-    )  # fmt: skip
-
-
-_bit0, _bit1, _bit2, _bit3, _bit4, _bit5, _bit6, _bit7 = (bit_to_16(bit) for bit in range(8))
-
-
-@compiled
-def _five_bits(p):
-    """As `_nibbles`, of a 5-bit block."""
-    v, high = _nibbles(p), load_u8(p + 256)
-    return (
-        or_u8(v[0], _bit0(high)), or_u8(v[1], _bit1(high)), or_u8(v[2], _bit2(high)), or_u8(v[3], _bit3(high)),
-        or_u8(v[4], _bit4(high)), or_u8(v[5], _bit5(high)), or_u8(v[6], _bit6(high)), or_u8(v[7], _bit7(high)),
-    )  # fmt: skip
-
-
-@compiled
-def _bytes(p):
-    """As `_nibbles`, of an 8-bit block."""
-    return (
-        load_u8(p), load_u8(p + 64), load_u8(p + 128), load_u8(p + 192),
-        load_u8(p + 256), load_u8(p + 320), load_u8(p + 384), load_u8(p + 448),
-    )  # fmt: skip
-
-
-_VECTORS = {4: _nibbles, 5: _five_bits, 8: _bytes}
-
-
-@compiled
-def _dot(start, weights, x):
-    """start + the exact integer products of one block of 16 outputs with the 32 activations at x."""
-    a = dot_u8i8(start, weights[0], splat_load_i8x4(x))
-    b = dot_u8i8(splat_i32(i32(0)), weights[1], splat_load_i8x4(x + 4))
-    a = dot_u8i8(a, weights[2], splat_load_i8x4(x + 8))
-    b = dot_u8i8(b, weights[3], splat_load_i8x4(x + 12))
-    a = dot_u8i8(a, weights[4], splat_load_i8x4(x + 16))
-    b = dot_u8i8(b, weights[5], splat_load_i8x4(x + 20))
-    a = dot_u8i8(a, weights[6], splat_load_i8x4(x + 24))
-    b = dot_u8i8(b, weights[7], splat_load_i8x4(x + 28))
-    return a + b
-
-
-def _accumulate_with(fmt: TileFormat) -> Any:
-    """A compiled function that adds one block's products to the sums of one row."""
-
-    @compiled
-    def with_minimum(acc, weights, scales, x, x_scale, x_sum):
-        dot = to_f32(_dot(splat_i32(i32(0)), weights, x)) * splat_load_f32(x_scale)
-        return fma(load_f16(scales + 32), splat_load_f32(x_sum), fma(dot, load_f16(scales), acc))
-
-    @compiled
-    def with_zero(acc, weights, scales, x, x_scale, x_sum):
-        dot = to_f32(_dot(splat_load_i32(x_sum), weights, x)) * splat_load_f32(x_scale)
-        return fma(dot, load_f16(scales), acc)
-
-    return with_minimum if fmt.has_minimum else with_zero
+def _store_rows(job, sums, row, num_rows, column):
+    """Writes the sums at `sums`, 16 for each row, into the result, plus the residual."""
+    num_rows, count = min(num_rows, job.num_rows - row), job.num_outputs - column
+    at = 4 * (row * job.num_outputs + column)
+    for r in range(num_rows):
+        value = load_f32(sums + 64 * r)
+        if job.residual != 0:
+            value = value + load_up_to(job.residual + at, count)
+        if count >= GROUP_LENGTH:
+            store_f32(job.out + at, value)
+        else:
+            store_first_f32(job.out + at, value, count)
+        at += 4 * job.num_outputs
 
 
 def _tile_of(fmt: TileFormat, num_rows: int) -> Any:
@@ -123,143 +67,205 @@ def _tile_of(fmt: TileFormat, num_rows: int) -> Any:
 
     Each row's arithmetic is the same for any number of rows, so that a row's result does not depend on the others.
     """
-    vectors, accumulate = _VECTORS[fmt.bits], _accumulate_with(fmt)
-    quant_bytes, scale_bytes = fmt.quant_bytes, fmt.scale_bytes
+    vectors, add_block = VECTORS[fmt.bits], add_block_of(fmt)
+    read_span, read_scales, finish = scales_of(fmt)
+    quant_bytes, scale_bytes, span_bytes = fmt.quant_bytes, fmt.scale_bytes, fmt.span_bytes
+    row_bytes = record_bytes(fmt)
 
     @compiled
-    def tile(group, num_blocks, x, x_scales, x_sums, out, num_outputs):
-        acc = repeat(splat_f32(f32(0.0)), num_rows)
-        group_scales = group + num_blocks * quant_bytes
-        for k in range(num_blocks):
-            weights = vectors(group + k * quant_bytes)
-            scales = group_scales + k * scale_bytes
-            for m in range(num_rows):
-                at = m * num_blocks + k
-                x_k = x + BLOCK_LENGTH * at
-                acc = replace(acc, m, accumulate(acc[m], weights, scales, x_k, x_scales + 4 * at, x_sums + 4 * at))
-        for m in range(num_rows):
-            store_f32(out + 4 * m * num_outputs, acc[m])
+    def tile(address, group, row, column):
+        job = job_at(address)
+        num_blocks, span_blocks = job.num_blocks, job.span_blocks
+        record = job.records + row * num_blocks * row_bytes
+        block_scales = group + num_blocks * quant_bytes
+        acc = repeat(splat_f32(_ZERO), num_rows)
+        k, span = 0, block_scales + num_blocks * scale_bytes - span_bytes
+        while k < num_blocks:
+            span += span_bytes
+            shared, end = read_span(span), min(k + span_blocks, num_blocks)
+            while k < end:
+                weights = vectors(group + k * quant_bytes)
+                scales = read_scales(shared, block_scales + k * scale_bytes)
+                for r in range(num_rows):
+                    acc = replace(acc, r, add_block(acc[r], weights, scales, record + r * row_bytes))
+                record += num_rows * row_bytes
+                k += 1
+        sums = stack(1024)
+        for r in range(num_rows):
+            store_f32(sums + 64 * r, finish(acc[r], span))
+        _store_rows(job, sums, row, num_rows, column)
 
     return tile
 
 
-def _group_work(fmt: TileFormat) -> Any:
-    """A compiled function `work(job, i)`: item i's groups of outputs, all rows."""
-    tile1, tile4, tile8 = (_tile_of(fmt, num_rows) for num_rows in (1, 4, 8))
-    block_bytes = fmt.quant_bytes + fmt.scale_bytes
+def _float_tile_of(fmt: TileFormat, num_rows: int) -> Any:
+    """As `_tile_of`, for values that are not quantized."""
+    load, value_bytes, row_bytes = LOAD_VALUES[fmt.dtype], fmt.bits // 8, record_bytes(fmt)
+    vector_bytes = GROUP_LENGTH * value_bytes
+
+    @compiled
+    def tile(address, group, row, column):
+        job = job_at(address)
+        record = job.records + row * job.num_blocks * row_bytes
+        even, odd = repeat(splat_f32(_ZERO), num_rows), repeat(splat_f32(_ZERO), num_rows)
+        for _ in range(job.num_blocks):
+            for x in range(record, record + 4 * BLOCK_LENGTH, 8):
+                first, second = load(group), load(group + vector_bytes)
+                for r in range(num_rows):
+                    even = replace(even, r, fma(first, splat_load_f32(x + r * row_bytes), even[r]))
+                    odd = replace(odd, r, fma(second, splat_load_f32(x + r * row_bytes + 4), odd[r]))
+                group += 2 * vector_bytes
+            record += num_rows * row_bytes
+        sums = stack(1024)
+        for r in range(num_rows):
+            store_f32(sums + 64 * r, even[r] + odd[r])
+        _store_rows(job, sums, row, num_rows, column)
+
+    return tile
+
+
+def group_work(fmt: TileFormat) -> Any:
+    """A compiled function `work(address, i)`: item i's groups of outputs with its chunk of rows."""
+    tile_of = _tile_of if fmt.is_quantized else _float_tile_of
+    tile1, tile4, tile8 = (tile_of(fmt, num_rows) for num_rows in (1, 4, 8))
+    tile16 = tile_of(fmt, 16) if _largest_tile_of(fmt) == 16 else tile8
+    quant_bytes, scale_bytes, span_bytes = fmt.quant_bytes, fmt.scale_bytes, fmt.span_bytes
 
     @compiled
     def work(address, i):
-        job = _job_at(address)
-        num_outputs, num_blocks, per_item = job.num_outputs, job.num_blocks, job.groups_per_item
-        for g in range(i * per_item, min((i + 1) * per_item, num_outputs // GROUP_LENGTH)):
-            group, m = job.tiles + g * num_blocks * block_bytes, 0
-            while m < job.num_rows:
-                at = m * num_blocks
-                x, scales, sums = job.quants + at * BLOCK_LENGTH, job.scales + 4 * at, job.sums + 4 * at
-                out = job.out + 4 * (m * num_outputs + g * GROUP_LENGTH)
-                if m + 8 <= job.num_rows:
-                    tile8(group, num_blocks, x, scales, sums, out, num_outputs)
-                    m += 8
-                elif m + 4 <= job.num_rows:
-                    tile4(group, num_blocks, x, scales, sums, out, num_outputs)
-                    m += 4
+        job = job_at(address)
+        group_bytes = job.num_blocks * (quant_bytes + scale_bytes) + job.num_spans * span_bytes
+        chunk, item = i // job.items_per_chunk, i % job.items_per_chunk
+        start, end = chunk * job.rows_per_chunk, min((chunk + 1) * job.rows_per_chunk, job.num_rows)
+        first = item * job.groups_per_item
+        for g in range(first, min(first + job.groups_per_item, job.num_groups)):
+            group, row, column = job.tiles + g * group_bytes, start, g * GROUP_LENGTH
+            while row < end:
+                size = rows_of_tile(job.num_rows - row, job.largest_tile)
+                if size == 16:
+                    tile16(address, group, row, column)
+                elif size == 8:
+                    tile8(address, group, row, column)
+                elif size == 4:
+                    tile4(address, group, row, column)
                 else:
-                    tile1(group, num_blocks, x, scales, sums, out, num_outputs)
-                    m += 1
+                    tile1(address, group, row, column)
+                row += size
 
     return work
 
 
-def _row_work(fmt: TileFormat) -> Any:
-    """A compiled function `work(job, i)`: quantizes row i of the activations, block by block, to int8."""
-    has_minimum, zero = fmt.has_minimum, fmt.zero
-
-    @compiled
-    def quantize(x, quants, scale, total):
-        a, b = load_f32(x), load_f32(x + 64)
-        peak = largest_magnitude(a, b)
-        inverse = f32(127.0) / peak if peak >= _SMALLEST_PEAK else f32(0.0)
-        a_quants = to_i32(round_even(a * splat_f32(inverse)))
-        b_quants = to_i32(round_even(b * splat_f32(inverse)))
-        store_i32_as_i8(quants, a_quants)
-        store_i32_as_i8(quants + 16, b_quants)
-        step = peak / f32(127.0)
-        store_f32s(scale, step)
-        whole = hsum_i32(a_quants + b_quants)
-        if has_minimum:
-            store_f32s(total, step * f32(whole))
-        else:
-            store_i32s(total, i32(-zero * whole))
-
-    @compiled
-    def work(address, i):
-        job = _job_at(address)
-        for k in range(i * job.num_blocks, (i + 1) * job.num_blocks):
-            quantize(job.x + 4 * BLOCK_LENGTH * k, job.quants + BLOCK_LENGTH * k, job.scales + 4 * k, job.sums + 4 * k)
-
-    return work
+@compiled
+def _plan(job):
+    """Cuts the work into items of a microsecond or more and returns how many there are."""
+    cost = job.num_blocks * (30 + 12 * min(job.num_rows, _ROWS_PER_CHUNK))
+    job.rows_per_chunk = _ROWS_PER_CHUNK
+    job.groups_per_item = max(1, min(_ITEM_COST // cost, job.num_groups // 4))
+    job.items_per_chunk = (job.num_groups + job.groups_per_item - 1) // job.groups_per_item
+    return (job.num_rows + _ROWS_PER_CHUNK - 1) // _ROWS_PER_CHUNK * job.items_per_chunk
 
 
 def _checks(fmt: TileFormat, name: str) -> Any:
-    """A compiled function that compares all sizes of a call."""
-    wrong_sizes = f"{name}: {GROUP_LENGTH} must divide the outputs, {BLOCK_LENGTH} the inputs; x [%lld, %lld], O = %lld"
+    """A compiled function that compares all sizes of a call, as far as they are in the job."""
+    wrong_before = f"{name}: attribute before is %lld, expected 0 to 3"
+    wrong_columns = f"{name}: x has %lld columns, an odd number: no gate and up"
     wrong_rows = f"{name}: x has %lld rows, the result %lld"
+    wrong_norm = f"{name}: a norm's weight of %lld values, expected %lld"
+    wrong_residual = f"{name}: a residual of [%lld, %lld], not the result's shape"
     wrong_tiles = f"{name}: tiles of %lld bytes, expected %lld for this O and I"
     wrong_workspace = f"{name}: workspace of %lld bytes, expected %lld"
-    block_bytes = fmt.quant_bytes + fmt.scale_bytes
+    block_bytes, span_bytes, row_bytes = fmt.quant_bytes + fmt.scale_bytes, fmt.span_bytes, record_bytes(fmt)
 
     @compiled
-    def check(call, num_rows, num_inputs, num_outputs):
-        num_blocks = num_inputs // BLOCK_LENGTH
-        if num_inputs % BLOCK_LENGTH != 0 or num_outputs % GROUP_LENGTH != 0:
-            return fail(call, abi.INVALID_ARGUMENT, text(wrong_sizes), num_rows, num_inputs, num_outputs)
+    def check(call, job):
+        if job.before < NO_BEFORE or job.before > GELU_TANH:
+            return fail(call, abi.INVALID_ARGUMENT, text(wrong_before), job.before, 0, 0)
+        if job.before > RMS_NORM and job.row_stride % 2 != 0:
+            return fail(call, abi.INVALID_ARGUMENT, text(wrong_columns), job.row_stride, 0, 0)
         out_rows = dim(ret(call, 0), 0)
-        if out_rows != num_rows:
-            return fail(call, abi.INVALID_ARGUMENT, text(wrong_rows), num_rows, out_rows, 0)
-        tile_bytes, expected = dim(arg(call, 1), 0), num_outputs // GROUP_LENGTH * num_blocks * block_bytes
-        if tile_bytes != expected:
-            return fail(call, abi.INVALID_ARGUMENT, text(wrong_tiles), tile_bytes, expected, 0)
-        workspace, expected = dim(ret(call, 1), 0), num_rows * num_blocks * (BLOCK_LENGTH + 8)
-        if workspace != expected:
-            return fail(call, abi.INVALID_ARGUMENT, text(wrong_workspace), workspace, expected, 0)
+        if out_rows != job.num_rows:
+            return fail(call, abi.INVALID_ARGUMENT, text(wrong_rows), job.num_rows, out_rows, 0)
+        size, expected = dim(arg(call, 2), 0), job.num_inputs if job.before == RMS_NORM else 0
+        if size != expected:
+            return fail(call, abi.INVALID_ARGUMENT, text(wrong_norm), size, expected, 0)
+        rows, columns = dim(arg(call, 3), 0), dim(arg(call, 3), 1)
+        if (rows != 0 or columns != 0) and (rows != job.num_rows or columns != job.num_outputs):
+            return fail(call, abi.INVALID_ARGUMENT, text(wrong_residual), rows, columns, 0)
+        size = dim(arg(call, 1), 0)
+        expected = job.num_groups * (job.num_blocks * block_bytes + job.num_spans * span_bytes)
+        if size != expected:
+            return fail(call, abi.INVALID_ARGUMENT, text(wrong_tiles), size, expected, 0)
+        size, expected = dim(ret(call, 1), 0), (job.num_rows + EXTRA_ROWS) * job.num_blocks * row_bytes
+        if size != expected:
+            return fail(call, abi.INVALID_ARGUMENT, text(wrong_workspace), size, expected, 0)
         return OK
 
     return check
 
 
+def _largest_tile_of(fmt: TileFormat) -> int:
+    """Those without scales have two sums for each row."""
+    return LARGEST_TILE if fmt.is_quantized else 8
+
+
+def _sums_of(fmt: TileFormat) -> int:
+    if not fmt.is_quantized:
+        return NOT_ROUNDED
+    if fmt.num_sums == 2:
+        return ZERO_TIMES_HALVES
+    return SCALED_SUM if fmt.has_minimum else ZERO_TIMES_SUM
+
+
 def _target(fmt: TileFormat) -> Any:
     """The FFI target of one format."""
     name = f"tiled_matmul {fmt.name}"
-    check, quantize_row, multiply_groups = _checks(fmt, name), _row_work(fmt), _group_work(fmt)
-    quantize_rows, multiply = parallel(quantize_row), parallel(multiply_groups)
-    assert _JOB.itemsize == 80, "stack() takes a literal"
+    check, write_rows, multiply = _checks(fmt, name), parallel(write_row), parallel(group_work(fmt))
+    sums, zero, row_bytes, format_span = _sums_of(fmt), fmt.zero, record_bytes(fmt), fmt.span_blocks
+    largest_tile = _largest_tile_of(fmt)
+    assert JOB.itemsize == JOB_BYTES == 184, "stack() takes a literal"
+
+    @compiled
+    def describe(call, job):
+        x, residual, out = arg(call, 0), arg(call, 3), ret(call, 0)
+        job.x, job.tiles, job.norm, job.out = x.data, arg(call, 1).data, arg(call, 2).data, out.data
+        job.residual = residual.data if dim(residual, 1) != 0 else 0
+        job.records = ret(call, 1).data
+        job.before, job.eps = attr_i64(call, 0), attr_f32(call, 1)
+        job.num_rows, job.row_stride, job.num_outputs = dim(x, 0), dim(x, 1), dim(out, 1)
+        job.num_inputs = job.row_stride // 2 if job.before > RMS_NORM else job.row_stride
+        job.num_blocks = (job.num_inputs + BLOCK_LENGTH - 1) // BLOCK_LENGTH
+        job.num_groups = (job.num_outputs + GROUP_LENGTH - 1) // GROUP_LENGTH
+        span_blocks = max(attr_i64(call, 2), format_span)
+        job.span_blocks = span_blocks if span_blocks > 0 else max(job.num_blocks, 1)
+        job.num_spans = (job.num_blocks + job.span_blocks - 1) // job.span_blocks
+        job.sums, job.zero, job.record_bytes, job.largest_tile = sums, zero, row_bytes, largest_tile
 
     @compiled
     def body(call):
-        x, out = arg(call, 0), ret(call, 0)
-        num_rows, num_inputs, num_outputs = dim(x, 0), dim(x, 1), dim(out, 1)
-        error = check(call, num_rows, num_inputs, num_outputs)
+        address = stack(184)
+        job = job_at(address)
+        describe(call, job)
+        error = check(call, job)
         if error != OK:
             return error
-        address, num_blocks, num_groups = stack(80), num_inputs // BLOCK_LENGTH, num_outputs // GROUP_LENGTH
-        job = _job_at(address)
-        job.x, job.tiles, job.out = x.data, arg(call, 1).data, out.data
-        job.quants = ret(call, 1).data
-        job.scales = job.quants + num_rows * num_inputs
-        job.sums = job.scales + 4 * num_rows * num_blocks
-        job.num_rows, job.num_outputs, job.num_blocks = num_rows, num_outputs, num_blocks
-        job.groups_per_item = max(2, min(32, num_groups // 8))
-        if num_rows * num_inputs < _PARALLEL_ACTIVATIONS:
-            for i in range(num_rows):
-                quantize_row(address, i)
+        if job.num_rows * job.num_inputs < _PARALLEL_ACTIVATIONS:
+            for row in range(job.num_rows):
+                write_row(address, row)
         else:
-            quantize_rows(call, address, num_rows)
-        multiply(call, address, (num_groups + job.groups_per_item - 1) // job.groups_per_item)
+            write_rows(call, address, job.num_rows)
+        multiply(call, address, _plan(job))
         return OK
 
-    operands = [(abi.F32, 2), (abi.U8, 1)]
-    return declare(name, body, args=operands, rets=operands)
+    return declare(
+        name,
+        body,
+        args=[(abi.F32, 2), (abi.U8, 1), (abi.F32, 1), (abi.F32, 2)],
+        rets=[(abi.F32, 2), (abi.U8, 1)],
+        attrs={"before": abi.S64, "eps": abi.F32, "span_blocks": abi.S64},
+    )
 
 
 q4_0, q4_1, q5_0, q5_1, q8_0 = (_target(TILE_FORMATS[name]) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"))
+q4_k, q5_k, q6_k = (_target(TILE_FORMATS[name]) for name in ("Q4_K", "Q5_K", "Q6_K"))
+int8, int4 = (_target(TILE_FORMATS[name]) for name in ("INT8", "INT4"))
+f32, f16, bf16 = (_target(TILE_FORMATS[name]) for name in ("F32", "F16", "BF16"))
