@@ -287,5 +287,3 @@ def tanh(x):
     far = one - divide(two * small, one + small)
     far = where_less(x, splat_f32(f32(0.0)), splat_f32(f32(0.0)) - far, far)
     return where_less(size, splat_f32(f32(0.625)), near, far)
-
-

@@ -14,9 +14,9 @@ from jaxtyping import Array, Float32
 
 from pallas_kernels.cpu.targets import Targets
 from pallas_kernels.kv_pages import KVPages
+from pallas_kernels.paged_attention.rope import Angles
 from pallas_kernels.ragged import RaggedLayout
 
-Angles = tuple[Float32[Array, "T h"], Float32[Array, "T h"]]
 _GROUP = 16  # positions whose keys lie together
 _LARGEST_HEAD = 256
 _NO_WINDOW = 2**40
@@ -75,14 +75,14 @@ def encode_pages(k: Float32[Array, "Y P L K H"], v: Float32[Array, "Y P L K H"],
 
 
 def rope_write_kv(
-    qkv: Float32[Array, "T X"],
+    qkv: Float32[Array, "T C"],
     pages: KVPages,
     layer: int | Array,
     layout: RaggedLayout,
     *,
     num_kv_heads: int,
     head_size: int,
-    angles: Angles | None,
+    angles: Angles | None = None,
     q_norm: Float32[Array, "H"] | None = None,
     k_norm: Float32[Array, "H"] | None = None,
     eps: float = 0.0,
@@ -108,13 +108,14 @@ def rope_write_kv(
     results = (
         jax.ShapeDtypeStruct((num_tokens, num_heads, head_size), jnp.float32),
         *(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in cache),
+        jax.ShapeDtypeStruct((8 * num_tokens,), jnp.uint8),  # a workspace
     )
     call = jax.ffi.ffi_call(
         targets.name_of(functions_of(_dtype_of(pages))[1]),
         results,
         input_output_aliases={1 + i: 1 + i for i in range(len(cache))},
     )
-    q, *written = call(qkv, *cache, *_layout_operands(layout), _scalar(layer), cos, sin, *norms, eps=np.float32(eps))
+    q, *written, _ = call(qkv, *cache, *_layout_operands(layout), _scalar(layer), cos, sin, *norms, eps=np.float32(eps))
     return q, replace(pages, **dict(zip(("k", "v", "k_scale", "v_scale"), written, strict=False)))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from pallas_kernels.cpu import abi
 from pallas_kernels.cpu.bridge import OK, arg, attr_f32, attr_i64, declare, dim, fail, ret
-from pallas_kernels.cpu.memory import at, c_function, compiled, stack, text
+from pallas_kernels.cpu.memory import at, c_function, compiled, scratch, stack, text
 from pallas_kernels.cpu.parallel import num_threads, parallel
 from pallas_kernels.cpu.simd import (
     f32,
@@ -49,14 +49,13 @@ from pallas_kernels.cpu.simd_math import (
     tanh,
     zeros,
 )
+from pallas_kernels.paged_attention.cpu_checks_compiled import LARGEST_HEAD, SUB, checks_of, same_dims
 
 BLOCK = 64  # keys of one step of the running softmax
-SUB = 16  # keys that lie together in the cache
 SPAN = 512  # keys summed by themselves; a multiple of BLOCK
 ROWS = 32  # rows of a tile of work at most
 # Rows of a tile of registers: with 16 values a vector, 4 x 4 sums fill half the 32 registers of AVX-512.
 TILE = 4 if target_has("avx512f") else 1
-MAX_HEAD = 256
 LOWEST = f32(-1e30)  # finite: exp(LOWEST - LOWEST) must not be NaN for rows that see nothing
 MINUS_INFINITY = f32(-np.inf)
 
@@ -314,7 +313,7 @@ def _block_with(has_scales: bool) -> Any:
         head_size, scale, soft_cap = job.head_size, job.scale, job.soft_cap
         lanes = state + 4 * tile.num_rows * head_size
         tops = lanes + 64 * tile.num_rows
-        weights, keys, values = stack(1024), pointers, pointers + 32
+        weights, keys, values = scratch(1024), pointers, pointers + 32
         next_keys, next_values = pointers + 64, pointers + 96
         for r in range(0, tile.num_rows, TILE):
             count = min(TILE, tile.num_rows - r)
@@ -322,7 +321,12 @@ def _block_with(has_scales: bool) -> Any:
             for i in range(count):
                 row = rows + _ROW_BYTES * (r + i)
                 low, high = max(load_i64s(row + _LOW) - first, 0), min(load_i64s(row + _HIGH) - first, BLOCK)
-                start, stop, any_low, any_high = max(start, low), min(stop, high), min(any_low, low), max(any_high, high)
+                start, stop, any_low, any_high = (
+                    max(start, low),
+                    min(stop, high),
+                    min(any_low, low),
+                    max(any_high, high),
+                )
             if any_high <= 0 or any_low >= BLOCK:
                 continue
             _scores(count, packed + 4 * r * head_size, keys, next_keys, head_size, weights)
@@ -362,11 +366,11 @@ def _span_with(load: Any, item_bytes: int, has_scales: bool) -> Any:
     """
     attend_block = _block_with(has_scales)
     widen = _widen_with(load, item_bytes) if load is not load_f32 else None
-    widened_bytes = 2 * BLOCK * MAX_HEAD * 4 if load is not load_f32 else 8
+    widened_bytes = 2 * BLOCK * LARGEST_HEAD * 4 if load is not load_f32 else 8
 
     @compiled
     def widen_both(job, pointers):
-        area, length = stack(widened_bytes), SUB * job.head_size
+        area, length = scratch(widened_bytes), SUB * job.head_size
         if widen is not None:
             widen(pointers, pointers + 64, length, area)
             widen(pointers + 32, pointers + 96, length, area + 4 * BLOCK * job.head_size)
@@ -379,7 +383,7 @@ def _span_with(load: Any, item_bytes: int, has_scales: bool) -> Any:
             store_f32(state + 4 * i, splat_f32(f32(0.0)))
         for r in range(num_rows):
             store_f32s(state + 4 * (num_rows * (head_size + 16) + r), LOWEST)
-        pointers, blocks, following = stack(192), stack(32), stack(32)
+        pointers, blocks, following = scratch(192), scratch(32), scratch(32)
         group_bytes = SUB * head_size * item_bytes
         _find_blocks(job, tile, head, first, low, high, following)
         while first < high:
@@ -447,12 +451,17 @@ def _finish(job, tile, rows, running):
 def _works_with(load: Any, item_bytes: int, has_scales: bool) -> Any:
     """Compiled functions `work(job, i)`: an item whole; one span of an item into `partials`; an item from its spans."""
     attend = _span_with(load, item_bytes, has_scales)
-    rows_bytes, packed_bytes, running_bytes = ROWS * _ROW_BYTES, 4 * ROWS * MAX_HEAD, 8 * ROWS
-    state_bytes = 4 * ROWS * (MAX_HEAD + 17) + 64
+    rows_bytes, packed_bytes, running_bytes = ROWS * _ROW_BYTES, 4 * ROWS * LARGEST_HEAD, 8 * ROWS
+    state_bytes = 4 * ROWS * (LARGEST_HEAD + 17) + 64
 
     @compiled
     def one_head(job, tile, head):
-        rows, packed, running, state = stack(rows_bytes), stack(packed_bytes), stack(running_bytes), stack(state_bytes)
+        rows, packed, running, state = (
+            scratch(rows_bytes),
+            scratch(packed_bytes),
+            scratch(running_bytes),
+            scratch(state_bytes),
+        )
         low, high = _describe_rows(job, tile, head, rows)
         _pack(job, tile, rows, packed)
         _start_row(job, tile, head, rows, running)
@@ -479,7 +488,7 @@ def _works_with(load: Any, item_bytes: int, has_scales: bool) -> Any:
         job = _job_at(address)
         item, index = i // job.num_spans, i % job.num_spans
         tile, head = _tile_at(job.tiles + TILE_BYTES * (item // job.num_kv_heads)), item % job.num_kv_heads
-        rows, packed = stack(rows_bytes), stack(packed_bytes)
+        rows, packed = scratch(rows_bytes), scratch(packed_bytes)
         low, high = _describe_rows(job, tile, head, rows)
         _pack(job, tile, rows, packed)
         first, end = max(low // BLOCK * BLOCK, index * SPAN), min(high, (index + 1) * SPAN)
@@ -490,7 +499,7 @@ def _works_with(load: Any, item_bytes: int, has_scales: bool) -> Any:
     def merged(address, i):
         job = _job_at(address)
         tile, head = _tile_at(job.tiles + TILE_BYTES * (i // job.num_kv_heads)), i % job.num_kv_heads
-        rows, running = stack(rows_bytes), stack(running_bytes)
+        rows, running = scratch(rows_bytes), scratch(running_bytes)
         low, high = _describe_rows(job, tile, head, rows)
         _start_row(job, tile, head, rows, running)
         for index in range(low // SPAN, (high + SPAN - 1) // SPAN):
@@ -535,64 +544,18 @@ def _zero(start, num_bytes):
         store_f32(start + i, splat_f32(f32(0.0)))
 
 
-def _checks(name: str, has_scales: bool) -> Any:
-    """A compiled function that compares all sizes of a call, and what data says about places in operands."""
+def _operand_checks(name: str, has_scales: bool) -> Any:
+    """A compiled function that compares the sizes of what is not checked for cache writes too."""
     wrong_shape = f"{name}: q or the result does not fit the pages' heads: N = %lld, K = %lld, H = %lld"
-    wrong_head = f"{name}: a head has 16 to 256 values, a multiple of 16; H = %lld"
-    wrong_pages = f"{name}: k and v pages differ, or pages are no multiple of 16 tokens (page size %lld)"
-    wrong_layer = f"{name}: layer %lld of %lld"
-    wrong_layout = f"{name}: kv_lengths, query_starts and page_table differ in their number of sequences (%lld, %lld, %lld)"
-    wrong_starts = f"{name}: query_starts must ascend from 0 to at most the number of tokens; entry %lld is %lld, T = %lld"
-    first_layout = 5 if has_scales else 3
-
-    @compiled
-    def same(x, y, num_dims):
-        good = True
-        for i in range(num_dims):
-            good = good and dim(x, i) == dim(y, i)
-        return good
-
-    @compiled
-    def check_pages(call, k, v, layer):
-        num_positions = SUB * dim(k, 3)
-        good = dim(v, 3) == num_positions and dim(v, 4) == dim(k, 4) and dim(k, 5) == SUB
-        good = good and same(k, v, 3)
-        if has_scales:
-            for scale in (arg(call, 3), arg(call, 4)):
-                good = good and same(scale, v, 4)
-        if not good:
-            return fail(call, abi.INVALID_ARGUMENT, text(wrong_pages), dim(v, 3), 0, 0)
-        if layer < 0 or layer >= dim(k, 0):
-            return fail(call, abi.INVALID_ARGUMENT, text(wrong_layer), layer, dim(k, 0), 0)
-        return OK
-
-    @compiled
-    def check_layout(call, lengths, starts, table, num_tokens):
-        num_sequences = dim(lengths, 0)
-        if dim(starts, 0) != num_sequences + 1 or dim(table, 0) != num_sequences:
-            counts = dim(starts, 0), dim(table, 0)
-            return fail(call, abi.INVALID_ARGUMENT, text(wrong_layout), num_sequences, counts[0] - 1, counts[1])
-        before = i64(0)
-        for b in range(num_sequences + 1):
-            start = load_i32s(starts.data + 4 * b)
-            if start < before or start > num_tokens:
-                return fail(call, abi.INVALID_ARGUMENT, text(wrong_starts), b, start, num_tokens)
-            before = start
-        return OK
+    sinks_at = 9 if has_scales else 7
 
     @compiled
     def check(call):
-        q, k, v, out, sinks = arg(call, 0), arg(call, 1), arg(call, 2), ret(call, 0), arg(call, first_layout + 4)
-        lengths, starts, table = arg(call, first_layout), arg(call, first_layout + 1), arg(call, first_layout + 2)
-        layer = load_i32s(arg(call, first_layout + 3).data)
-        head_size, num_heads, num_kv_heads = dim(q, 2), dim(q, 1), dim(k, 2)
-        if head_size < 16 or head_size > MAX_HEAD or head_size % 16 != 0:
-            return fail(call, abi.INVALID_ARGUMENT, text(wrong_head), head_size, 0, 0)
-        good = same(q, out, 3) and dim(k, 4) == head_size and dim(sinks, 0) == num_heads
+        q, v, num_heads, num_kv_heads = arg(call, 0), arg(call, 2), dim(arg(call, 0), 1), dim(arg(call, 2), 2)
+        good = same_dims(q, ret(call, 0), 3) and dim(q, 2) == dim(v, 4) and dim(arg(call, sinks_at), 0) == num_heads
         if not good or num_kv_heads == 0 or num_heads % num_kv_heads != 0:
-            return fail(call, abi.INVALID_ARGUMENT, text(wrong_shape), num_heads, num_kv_heads, dim(k, 4))
-        error = check_pages(call, k, v, layer)
-        return error if error != OK else check_layout(call, lengths, starts, table, dim(q, 0))
+            return fail(call, abi.INVALID_ARGUMENT, text(wrong_shape), num_heads, num_kv_heads, dim(v, 4))
+        return OK
 
     return check
 
@@ -620,7 +583,7 @@ def _job_with(has_scales: bool) -> Any:
 def _target(name: str, dtype: int, load: Any, item_bytes: int) -> Any:
     """The FFI target for one dtype of the cache."""
     has_scales = dtype == abi.S8
-    check, fill = _checks(name, has_scales), _job_with(has_scales)
+    check, check_operands, fill = checks_of(name, has_scales), _operand_checks(name, has_scales), _job_with(has_scales)
     run_whole, run_spans, run_merge = (parallel(work) for work in _works_with(load, item_bytes, has_scales))
     no_memory = f"{name}: no memory for %lld bytes"
     first_layout = 5 if has_scales else 3
@@ -649,7 +612,9 @@ def _target(name: str, dtype: int, load: Any, item_bytes: int) -> Any:
 
     @compiled
     def body(call):
-        error = check(call)
+        error = check(call, dim(arg(call, 0), 0))
+        if error == OK:
+            error = check_operands(call)
         if error != OK:
             return error
         address = stack(JOB_BYTES)
@@ -662,7 +627,9 @@ def _target(name: str, dtype: int, load: Any, item_bytes: int) -> Any:
         job.tiles = _malloc(num_bytes)
         if job.tiles == 0:
             return fail(call, abi.INTERNAL, text(no_memory), num_bytes, 0, 0)
-        job.num_tiles, longest = _cut(job, num_tokens, lengths.data, starts.data, dim(lengths, 0), table.data, job.tiles)
+        job.num_tiles, longest = _cut(
+            job, num_tokens, lengths.data, starts.data, dim(lengths, 0), table.data, job.tiles
+        )
         job.num_spans = (longest + SPAN - 1) // SPAN
         if job.num_tiles > 0:
             error = run(call, address)
