@@ -39,6 +39,19 @@ def stack(context, size):
 
 
 @intrinsic(prefer_literal=True)
+def scratch(context, size):
+    """As `stack`, but holding anything at first: zeros, one store for each byte, would take LLVM minutes for 32 KB."""
+
+    def lower(c, b, sig, args):
+        with b.goto_entry_block():
+            area = b.alloca(ir.ArrayType(cgutils.int8_t, size.literal_value))
+        area.align = 64
+        return b.ptrtoint(area, cgutils.intp_t)
+
+    return (types.int64(size), lower) if isinstance(size, types.IntegerLiteral) else None
+
+
+@intrinsic(prefer_literal=True)
 def text(context, literal):
     """Address of a constant string, ended by a zero byte."""
 
