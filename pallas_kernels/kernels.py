@@ -1,6 +1,5 @@
 """`Kernels`: which implementation serves each op. The one place where backends are swapped."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +9,7 @@ from jaxtyping import Array
 
 from pallas_kernels.cpu.targets import Targets
 from pallas_kernels.kv_pages import KVPages
+from pallas_kernels.paged_attention import cpu as attention_cpu
 from pallas_kernels.paged_attention import reference as attention_reference
 from pallas_kernels.paged_attention import xla as attention_xla
 from pallas_kernels.quantized_matmul import cpu as matmul_cpu
@@ -50,8 +50,15 @@ XLA = Kernels(
 
 
 def cpu_kernels(targets: Targets) -> Kernels:
-    """Products with packed weights by the registered CPU kernels, everything else by XLA."""
-    return dataclasses.replace(XLA, name="cpu", quantized_matmul=partial(matmul_cpu.quantized_matmul, targets=targets))
+    """The registered CPU kernels: products with packed weights, attention, and a cache that only they touch."""
+    return Kernels(
+        name="cpu",
+        new_pages=attention_cpu.new_pages,
+        rope_write_kv=partial(attention_cpu.rope_write_kv, targets=targets),
+        paged_attention=partial(attention_cpu.paged_attention, targets=targets),
+        check_page_size=attention_cpu.check_page_size,
+        quantized_matmul=partial(matmul_cpu.quantized_matmul, targets=targets),
+    )
 
 
 def kernels_for(name: str, platform: str) -> tuple[Kernels, str]:

@@ -18,6 +18,7 @@ from jaxserve.kv_cache import KVCacheSpec
 from jaxserve.step_inputs import StepShape
 from pallas_kernels.cpu.targets import KernelBuildError, Targets, register
 from pallas_kernels.kernels import Kernels, cpu_kernels, kernels_for
+from pallas_kernels.paged_attention.cpu import functions_of
 from pallas_kernels.quantized_matmul.cpu import function_of, self_test
 
 CPU_LIMITS = (32, 512)  # max_num_seqs, max_num_batched_tokens where computing, not reading, is scarce
@@ -86,7 +87,7 @@ class Decisions:
             raise ConfigError("--kernels cpu keeps its kernels in the cache folder: give --compilation-cache-dir")
         formats = sorted(tiled_formats(loaded))
         try:
-            targets = register_formats(formats, folder / "kernels", progress)
+            targets = register_kernels(formats, self._cache_dtype()[0], folder / "kernels", progress)
         except KernelBuildError as error:
             raise ConfigError(f"--kernels cpu: {error}; choose xla") from error
         error = self_test(targets, formats) if formats else 0.0
@@ -122,9 +123,7 @@ class Decisions:
 
     def cache_spec(self, model: Any) -> KVCacheSpec:
         """Geometry and type of the KV cache."""
-        dtype, reason = self.config.kv_cache_dtype, "--kv-cache-dtype"
-        if dtype == "auto":
-            dtype, reason = self.choices["dtype"].value, "the activations' type"
+        dtype, reason = self._cache_dtype()
         return KVCacheSpec(
             num_layers=model.num_layers,
             num_kv_heads=model.num_kv_heads,
@@ -132,6 +131,11 @@ class Decisions:
             page_size=self.config.page_size,
             dtype=self._note("kv_cache_dtype", dtype, reason),
         )
+
+    def _cache_dtype(self) -> tuple[str, str]:
+        if self.config.kv_cache_dtype == "auto":
+            return self.choices["dtype"].value, "the activations' type"
+        return self.config.kv_cache_dtype, "--kv-cache-dtype"
 
     def wanted_len(self, model: Any) -> int:
         """The context asked for: the model's unless a shorter one is given."""
@@ -178,8 +182,9 @@ class Decisions:
         return budget, max_model_len
 
 
-def register_formats(formats: list[str], folder: Path, progress: Progress) -> Targets:
-    """Registers the product kernels of these formats; building shows as a task."""
+def register_kernels(formats: list[str], cache_dtype: str, folder: Path, progress: Progress) -> Targets:
+    """Registers the kernels for these formats of weights and this type of cache; building shows as a task."""
+    functions = [*(function_of(name) for name in formats), *functions_of(cache_dtype)]
     with contextlib.ExitStack() as stack:
         advance: list[Callable[[int], None]] = []
 
@@ -189,7 +194,7 @@ def register_formats(formats: list[str], folder: Path, progress: Progress) -> Ta
             else:
                 advance[0](1)
 
-        return register([function_of(name) for name in formats], cache_dir=folder, progress=built)
+        return register(functions, cache_dir=folder, progress=built)
 
 
 _AS_GIVEN = (
