@@ -19,7 +19,8 @@ class EngineConfig:
 
     model: a catalog name, a file, a folder, or hf:ORG/REPO. num_pages: KV pages, computed from kv_cache_memory_bytes
     when None. overlap: dispatch the next step before the last one's tokens are read. deterministic: the logits of a
-    request are bit-identical in every batch. max_waiting: requests queued before new ones are refused.
+    request are bit-identical in every batch. max_waiting: requests queued before new ones are refused. threads: of
+    XLA's pool on the host, one pool for a whole process.
     """
 
     model: str
@@ -31,6 +32,7 @@ class EngineConfig:
     num_pages: int | None = None
     kv_cache_memory_bytes: int | None = None
     kv_cache_dtype: KVCacheDType = "auto"
+    threads: int | None = None
     kernels: KernelChoice = "auto"
     expand_weights: ExpandWeights = "auto"
     plan: str | None = None
@@ -80,6 +82,7 @@ _MINIMUMS = (
     ("page_size", 1),
     ("num_pages", 1),
     ("kv_cache_memory_bytes", 1),
+    ("threads", 1),
     ("max_waiting", 1),
 )
 _SWITCHES = ("enable_prefix_caching", "overlap", "deterministic")

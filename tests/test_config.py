@@ -19,6 +19,7 @@ COUNTS = (
     "num_pages",
     "kv_cache_memory_bytes",
     "max_waiting",
+    "threads",
 )
 
 

@@ -16,6 +16,7 @@ from jaxserve.engine.loading import LoadedModel, load_model
 from jaxserve.engine.memory import spare_bytes
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.step import Program
+from jaxserve.engine.threads import settle_threads
 from jaxserve.kv_cache import KVCacheSpec
 from jaxserve.layers.stack import stack_layers
 from jaxserve.scheduler import Scheduler
@@ -47,7 +48,9 @@ def build_engine(
     """
     start = time.perf_counter()
     use_compilation_cache(config.compilation_cache_dir)
+    threads = settle_threads(config.threads)
     decisions = Decisions(config, first_device())
+    decisions.choices["threads"] = threads
     decisions.choices["model"] = Choice(str(path), f"found for {config.model}")
     kernels, recipe = decisions.kernels(), decisions.recipe()
     num_seqs, num_tokens = decisions.limits()
