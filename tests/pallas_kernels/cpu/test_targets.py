@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.cpu import targets as targets_module
-from pallas_kernels.cpu.levels import LEVELS, level_named
+from pallas_kernels.cpu.levels import LEVELS, runnable_level
 from pallas_kernels.cpu.object_files import read_object, write_object
 from pallas_kernels.cpu.targets import KernelBuildError, NotRegistered, Targets, register
 
@@ -77,11 +77,11 @@ def test_a_changed_neighbour_gives_another_target(own_module, compiled, tmp_path
 def test_another_level_gives_another_target(own_module, compiled, tmp_path):
     generic = register([FUNCTION], cache_dir=tmp_path / "cache", level="generic")
     assert generic.level == "generic"
-    assert (generic.name_of(FUNCTION) != _register(tmp_path)) == (level_named(None).name != "generic")
+    assert (generic.name_of(FUNCTION) != _register(tmp_path)) == (runnable_level(None).name != "generic")
 
 
 def test_a_damaged_object_is_compiled_again(own_module, compiled, tmp_path):
-    key = targets_module._key(FUNCTION, level_named(None))
+    key = targets_module._key(FUNCTION, runnable_level(None))
     path = tmp_path / "cache" / f"own_kernel_scale-{key}.o"
     path.parent.mkdir()
     path.write_bytes(b"\0" * 1000)
@@ -123,7 +123,7 @@ def test_a_level_above_the_cpu_is_an_error(monkeypatch, tmp_path):
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_the_best_level_is_chosen(monkeypatch, level):
     monkeypatch.setattr("pallas_kernels.cpu.levels._host_features", lambda: frozenset(level.features))
-    assert level_named(None) == level
+    assert runnable_level(None) == level
 
 
 def test_an_unregistered_kernel_is_named():
