@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.quant.formats import FORMATS
-from pallas_kernels.cpu.levels import LEVELS, runnable_level
+from pallas_kernels.cpu.levels import LEVELS, level_named
 from pallas_kernels.cpu.targets import NotRegistered, Targets, register
 from pallas_kernels.quantized_matmul.cpu import function_of, round_activations, self_test, tiled_matmul
 from pallas_kernels.quantized_matmul.tiles import TILE_FORMATS, num_tile_bytes, tile, untile
@@ -201,7 +201,7 @@ def test_self_test_sees_a_wrong_kernel(targets, monkeypatch):
 def test_lesser_cpus(kernel_cache, level):
     """The other lowerings of each operation."""
     try:
-        runnable_level(level)
+        level_named(level)
     except ValueError as error:
         pytest.skip(str(error))
     targets = register(map(function_of, TILE_FORMATS), cache_dir=kernel_cache, level=level)
