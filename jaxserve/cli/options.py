@@ -167,6 +167,7 @@ ENGINE_FLAGS: dict[str, Flag] = {
         envvar="NPROC",  # XLA's own variable
     ),
     "kernels": Flag(help="Implementation of attention and quantized products."),
+    "cpu_level": Flag(help="Instructions the CPU kernels may use, for comparing; auto takes the best this CPU has."),
     "expand_weights": Flag(help="Whether packed weights are written out at load."),
     "plan": Flag(help="Sharding plan; this version runs on one device and refuses it."),
     "seed": Flag(help="Seed of requests that name none."),
