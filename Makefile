@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3.12 python3 python3.13 python3.14 python)
 IN_RANGE := import sys; sys.exit(not (3, 12) <= sys.version_info[:2] < (3, 15))
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-reference test-avx2 prebuild wheel lint bench clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/jaxserve pull
@@ -21,6 +21,24 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	@$(BIN)/jaxserve pull
 	$(BIN)/python -m pytest -m "not slow"
+
+# The tests that choose kernels by default, with the definition, and with the CPU kernels without AVX-512.
+ENGINE_TESTS := tests/engine tests/frontend tests/server tests/models tests/test_offline_model.py
+
+test-reference: $(VENV)/.installed-dev
+	@$(BIN)/jaxserve pull
+	$(BIN)/python -m pytest --kernels reference $(ENGINE_TESTS)
+
+test-avx2: $(VENV)/.installed-dev
+	@$(BIN)/jaxserve pull
+	$(BIN)/python -m pytest --kernels cpu --cpu-level avx2 $(ENGINE_TESTS) tests/pallas_kernels
+
+# CPU kernels for every level, minutes of compiling; the next wheel brings them along.
+prebuild: $(VENV)/.installed
+	$(BIN)/python -m pallas_kernels.prebuild
+
+wheel: prebuild $(VENV)/.installed-dev
+	$(BIN)/python -m build
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

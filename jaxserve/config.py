@@ -11,6 +11,7 @@ DType = Literal["auto", "float32", "bfloat16"]
 KVCacheDType = Literal["auto", "float32", "bfloat16"]
 ExpandWeights = Literal["auto", "always", "never"]
 KernelChoice = Literal["auto", "reference", "xla", "cpu"]
+CpuLevel = Literal["auto", "avx512vnni", "avx512", "avx2", "generic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,8 @@ class EngineConfig:
 
     model: a catalog name, a file, a folder, or hf:ORG/REPO. num_pages: KV pages, computed from kv_cache_memory_bytes
     when None. overlap: dispatch the next step before the last one's tokens are read. deterministic: the logits of a
-    request are bit-identical in every batch. max_waiting: requests queued before new ones are refused.
+    request are bit-identical in every batch. max_waiting: requests queued before new ones are refused. threads: of
+    XLA's pool on the host, one pool for a whole process. cpu_level: the instructions that CPU kernels may use.
     """
 
     model: str
@@ -31,7 +33,9 @@ class EngineConfig:
     num_pages: int | None = None
     kv_cache_memory_bytes: int | None = None
     kv_cache_dtype: KVCacheDType = "auto"
+    threads: int | None = None
     kernels: KernelChoice = "auto"
+    cpu_level: CpuLevel = "auto"
     expand_weights: ExpandWeights = "auto"
     plan: str | None = None
     seed: int = 0
@@ -80,6 +84,7 @@ _MINIMUMS = (
     ("page_size", 1),
     ("num_pages", 1),
     ("kv_cache_memory_bytes", 1),
+    ("threads", 1),
     ("max_waiting", 1),
 )
 _SWITCHES = ("enable_prefix_caching", "overlap", "deterministic")
@@ -88,6 +93,7 @@ _CHOICES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dtype", ("auto", "float32", "bfloat16")),
     ("kv_cache_dtype", ("auto", "float32", "bfloat16")),
     ("kernels", ("auto", "reference", "xla", "cpu")),
+    ("cpu_level", ("auto", "avx512vnni", "avx512", "avx2", "generic")),
     ("expand_weights", ("auto", "always", "never")),
 )
 

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,8 @@ class LLM:
         home = options.get("cache_dir") or hub.default_cache_dir(os.environ)
         compiled = options.get("compilation_cache_dir") or jax.config.jax_compilation_cache_dir or home / "xla"
         folders = {"cache_dir": home, "compilation_cache_dir": Path(compiled)}
-        config = EngineConfig(model=model, **(options | folders))
+        threads = {"threads": options.get("threads", _nproc(os.environ))}
+        config = EngineConfig(model=model, **(options | folders | threads))
         shows = progress or (Notes() if sys.stderr.isatty() or "ipykernel" in sys.modules else Silent())
         self.frontend = start_frontend(config, shows, warm_up=False, max_open=UNLIMITED)
 
@@ -226,6 +227,12 @@ class LLM:
     def __del__(self) -> None:
         if not sys.is_finalizing() and (frontend := getattr(self, "frontend", None)):
             frontend.close()
+
+
+def _nproc(environ: Mapping[str, str]) -> int | None:
+    """Threads that XLA's own variable asks for, read as XLA does: what is no number is not there."""
+    text = environ.get("NPROC", "")
+    return max(1, int(text)) if text.isdecimal() else None
 
 
 class _Read:

@@ -1,6 +1,7 @@
 """What every test runs under: checked array shapes, the CPU backend, a compilation cache inside the clone."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,23 @@ DEVICE_PLATFORMS = {"gpu": ("cuda", "gpu"), "tpu": ("tpu",)}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--network", action="store_true", help="run the tests that reach out of this machine")
+    parser.addoption("--kernels", choices=("reference", "xla", "cpu"), help="what tests use that name no kernels")
+    parser.addoption("--cpu-level", help="hide from the CPU kernels what lies above this level (avx2, generic)")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def chosen_kernels(pytestconfig: pytest.Config) -> Iterator[None]:
+    """--kernels changes what "auto" means, --cpu-level what the host has; in this process, not in its children."""
+    kernels, level = pytestconfig.getoption("--kernels"), pytestconfig.getoption("--cpu-level")
+    with pytest.MonkeyPatch.context() as patch:
+        if kernels is not None:
+            patch.setattr("jaxserve.engine.cpu_choice.AUTO_ON_CPU", kernels)
+        if level is not None:
+            from pallas_kernels.cpu import levels  # here: the import hook must be in place first
+
+            hidden = levels._host_features() & frozenset(levels.known_level(level).features)
+            patch.setattr(levels, "_host_features", lambda: hidden)
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -19,6 +19,7 @@ COUNTS = (
     "num_pages",
     "kv_cache_memory_bytes",
     "max_waiting",
+    "threads",
 )
 
 
@@ -47,6 +48,7 @@ def test_a_count_that_has_no_default_may_be_left_open(name):
         ("dtype", "auto, float32, bfloat16"),
         ("kv_cache_dtype", "auto, float32, bfloat16"),
         ("kernels", "auto, reference, xla, cpu"),
+        ("cpu_level", "auto, avx512vnni, avx512, avx2, generic"),
         ("expand_weights", "auto, always, never"),
     ],
 )

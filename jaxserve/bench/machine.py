@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("jaxserve", "jax", "jaxlib", "numpy")
-CHOICES = ("device", "weights", "dtype", "kv_cache_dtype", "kernels", "max_num_seqs", "max_num_batched_tokens")
+CHOICES = (
+    "device",
+    "threads",
+    "weights",
+    "dtype",
+    "kv_cache_dtype",
+    "kernels",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+)
 
 
 def machine_facts() -> dict[str, Any]:

@@ -120,6 +120,9 @@ def check_devices(config: EngineConfig) -> Iterator[Finding]:
     """What jax finds; the first one is used."""
     import jax
 
+    from jaxserve.engine.threads import settle_threads
+
+    settle_threads(config.threads)  # the engine will want it, and what follows starts jax
     for device in jax.devices():
         stats = device.memory_stats() if device.platform != "cpu" else None
         memory = f", {stats['bytes_limit']:,} bytes" if stats and "bytes_limit" in stats else ""

@@ -160,7 +160,14 @@ ENGINE_FLAGS: dict[str, Flag] = {
     "num_pages": _number("KV pages; computed from memory when left out."),
     "kv_cache_memory_bytes": _number("Memory for the KV cache, such as 2G (2 * 1024^3)."),
     "kv_cache_dtype": Flag(help="Type of keys and values in the cache."),
+    "threads": Flag(
+        help="Threads on the host; default: one for each physical core this process may use.",
+        annotation=int,
+        metavar="NUMBER",
+        envvar="NPROC",  # XLA's own variable
+    ),
     "kernels": Flag(help="Implementation of attention and quantized products."),
+    "cpu_level": Flag(help="Instructions the CPU kernels may use, for comparing; auto takes the best this CPU has."),
     "expand_weights": Flag(help="Whether packed weights are written out at load."),
     "plan": Flag(help="Sharding plan; this version runs on one device and refuses it."),
     "seed": Flag(help="Seed of requests that name none."),

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from checkpoints.inspect import ModelDescription
 from jaxserve.outputs import TextDelta
 
-SHORT_CHOICES = ("device", "weights", "kernels", "kv_pages")
+SHORT_CHOICES = ("device", "threads", "weights", "kernels", "kv_pages")
 
 
 @runtime_checkable

@@ -12,10 +12,11 @@ from jaxserve.engine.buckets import MAX_PREFILLS
 from jaxserve.engine.decisions import Decisions, device_memory_bytes, first_device
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import DeviceExecutor, step_temp_bytes
-from jaxserve.engine.loading import LoadedModel, load_model
+from jaxserve.engine.loading import LoadedModel, load_model, tileable_formats
 from jaxserve.engine.memory import spare_bytes
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.step import Program
+from jaxserve.engine.threads import settle_threads
 from jaxserve.kv_cache import KVCacheSpec
 from jaxserve.layers.stack import stack_layers
 from jaxserve.scheduler import Scheduler
@@ -47,16 +48,19 @@ def build_engine(
     """
     start = time.perf_counter()
     use_compilation_cache(config.compilation_cache_dir)
+    threads = settle_threads(config.threads)
     decisions = Decisions(config, first_device())
+    decisions.choices["threads"] = threads
     decisions.choices["model"] = Choice(str(path), f"found for {config.model}")
-    kernels, recipe = decisions.kernels(), decisions.recipe()
+    kernels = decisions.kernels()
     num_seqs, num_tokens = decisions.limits()
+    if decisions.tries_cpu_kernels:  # before the load: it lays the weights out for the kernels that will read them
+        kernels = decisions.cpu_kernels(tileable_formats(path), progress) or kernels
+    recipe = decisions.recipe()
     loaded = load_model(path, recipe, progress)
     if not decisions.is_cpu:
         loaded.params["layers"] = stack_layers(loaded.params["layers"])
     decisions.weights(loaded)
-    if config.kernels == "cpu":
-        kernels = decisions.cpu_kernels(loaded, progress)
     program = Program(model=loaded.model, config=loaded.config, kernels=kernels, dtype=recipe.dtype)
     spec, wanted_len = decisions.cache_spec(loaded.config), decisions.wanted_len(loaded.config)
     free = _free_bytes(decisions, program, loaded, spec, decisions.shapes(num_seqs, num_tokens, wanted_len)[-1])

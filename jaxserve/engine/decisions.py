@@ -1,29 +1,29 @@
 """What an engine's options come to on this machine, and why: every choice is recorded with its reason as it is made."""
 
-import contextlib
 import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
 
 from jaxserve.config import Choice, EngineConfig
 from jaxserve.engine.buckets import MAX_PREFILLS, check_limits, step_shapes
-from jaxserve.engine.loading import LoadedModel, Recipe, tiled_bytes, tiled_formats
+from jaxserve.engine.cpu_choice import (
+    CpuKernelsUnavailable,
+    available_cpu_kernels,
+    default_cpu_kernels,
+    kernel_functions,
+    origins_line,
+)
+from jaxserve.engine.loading import LoadedModel, Recipe, tiled_bytes
 from jaxserve.engine.memory import PageBudget, page_budget
 from jaxserve.engine.progress import Progress
 from jaxserve.errors import ConfigError
 from jaxserve.kv_cache import KVCacheSpec
 from jaxserve.step_inputs import StepShape
-from pallas_kernels.cpu.targets import KernelBuildError, Targets, register
 from pallas_kernels.kernels import Kernels, cpu_kernels, kernels_for
-from pallas_kernels.paged_attention.cpu import functions_of
-from pallas_kernels.quantized_matmul.cpu import function_of, self_test
 
 CPU_LIMITS = (32, 512)  # max_num_seqs, max_num_batched_tokens where computing, not reading, is scarce
 ACCELERATOR_LIMITS = (256, 2048)
-MAX_KERNEL_ERROR = 1e-5  # relative; float32 sums in another order stay near 1e-7
 
 Layout = Literal["packed", "expanded", "tiled"]
 
@@ -48,17 +48,74 @@ class Decisions:
         return value
 
     def kernels(self) -> Kernels:
-        """The implementation of every op; with --kernels cpu, of those that need no compiler of ours."""
-        if self.config.kernels == "cpu" and not self.is_cpu:
-            raise ConfigError(f"--kernels cpu: the device is {self.device.platform}; leave it out, or choose xla")
-        wanted = "xla" if self.config.kernels == "cpu" else self.config.kernels
-        kernels, reason = kernels_for(wanted, self.device.platform)
+        """The implementation of every op; where the CPU kernels are to be tried, of those that need no compiler."""
+        self._check_cpu_options()
+        name, default = self.config.kernels, default_cpu_kernels()
+        if name == "auto" and self.is_cpu and default == "reference":
+            name = default
+        kernels, reason = kernels_for("xla" if name == "cpu" else name, self.device.platform)
         try:
             kernels.check_page_size(self.config.page_size)
         except ValueError as error:
             raise ConfigError(f"--page-size {self.config.page_size}: {error}") from error
         self._note("kernels", kernels.name, reason)
         return kernels
+
+    def _check_cpu_options(self) -> None:
+        config = self.config
+        if config.kernels == "cpu" and not self.is_cpu:
+            raise ConfigError(f"--kernels cpu: the device is {self.device.platform}; leave it out, or choose xla")
+        if config.kernels == "cpu" and not self._suits_cpu_kernels:
+            raise ConfigError("--kernels cpu reads packed weights and computes in float32: leave the others out")
+        if config.cpu_level != "auto" and (config.kernels in ("xla", "reference") or not self.is_cpu):
+            raise ConfigError(f"--cpu-level {config.cpu_level} is for --kernels cpu: leave one of them out")
+
+    @property
+    def _suits_cpu_kernels(self) -> bool:
+        return self.config.expand_weights == "auto" and self.config.dtype in ("auto", "float32")
+
+    def limits(self) -> tuple[int, int]:
+        """max_num_seqs and max_num_batched_tokens; one that was not given makes room for one that was."""
+        config, reason = self.config, f"default on {self.device.platform}"
+        default_seqs, default_tokens = CPU_LIMITS if self.is_cpu else ACCELERATOR_LIMITS
+        num_seqs = config.max_num_seqs or min(default_seqs, config.max_num_batched_tokens or default_seqs)
+        num_tokens = config.max_num_batched_tokens or max(default_tokens, num_seqs)
+        check_limits(num_seqs, num_tokens)
+        self._note("max_num_seqs", num_seqs, "--max-num-seqs" if config.max_num_seqs else reason)
+        given = "--max-num-batched-tokens" if config.max_num_batched_tokens else reason
+        return num_seqs, self._note("max_num_batched_tokens", num_tokens, given)
+
+    @property
+    def tries_cpu_kernels(self) -> bool:
+        """Whether they were named, or are the default here and nothing was chosen that they cannot do."""
+        is_default = self.config.kernels == "auto" and self.is_cpu and default_cpu_kernels() == "cpu"
+        return self.config.kernels == "cpu" or (is_default and self._suits_cpu_kernels)
+
+    def cpu_kernels(self, formats: set[str], progress: Progress) -> Kernels | None:
+        """The CPU kernels for the formats that a model's file holds, tested; None where the default goes back to XLA,
+        which is said."""
+        named = self.config.kernels == "cpu"
+        if not named and not kernel_functions(formats):
+            self._note("kernels", "xla", "the model has no packed weights in a format of the CPU kernels")
+            return None
+        folder = self.config.compilation_cache_dir or self.config.cache_dir
+        level = None if self.config.cpu_level == "auto" else self.config.cpu_level
+        try:
+            targets = available_cpu_kernels(formats, folder, level, progress)
+        except ValueError as error:
+            raise ConfigError(f"--cpu-level: {error}") from error
+        except CpuKernelsUnavailable as lack:
+            if named:
+                raise ConfigError(f"--kernels cpu: {lack}; choose xla") from lack
+            progress.note(lack.fallback_line)
+            self._note("kernels", "xla", "the CPU kernels cannot be had here")
+            self._note("kernel_fallback", lack.lack, str(lack))
+            return None
+        built = ", ".join(sorted(formats)) or "no format"
+        reason = f"{built} ({origins_line(targets) or 'none'}); activations are rounded to 8 bits, as llama.cpp does"
+        self._note("kernels", "cpu", reason)
+        self._note("cpu_level", targets.level, "the best this CPU has" if level is None else "--cpu-level")
+        return cpu_kernels(targets)
 
     def recipe(self) -> Recipe:
         """What becomes of the weights at load."""
@@ -74,40 +131,9 @@ class Decisions:
         layout, reason = layouts[self.config.expand_weights]
         if self.config.expand_weights == "auto" and not self.is_cpu:
             layout, reason = "packed", "weights stay in their format"
-        if self.config.kernels == "cpu":
-            if (self.config.expand_weights, dtype) != ("auto", "float32"):
-                raise ConfigError("--kernels cpu reads packed weights and computes in float32: leave the others out")
+        if self.choices["kernels"].value == "cpu":
             layout, reason = "tiled", "the CPU kernels read packed weights, sixteen outputs side by side"
         return Recipe(layout=self._note("weight_layout", layout, reason), dtype=dtype)
-
-    def cpu_kernels(self, loaded: LoadedModel, progress: Progress) -> Kernels:
-        """The CPU kernels for the model's formats, built if they are not on disk, and tested before use."""
-        folder = self.config.compilation_cache_dir or self.config.cache_dir
-        if folder is None:
-            raise ConfigError("--kernels cpu keeps its kernels in the cache folder: give --compilation-cache-dir")
-        formats = sorted(tiled_formats(loaded))
-        try:
-            targets = register_kernels(formats, self._cache_dtype()[0], folder / "kernels", progress)
-        except KernelBuildError as error:
-            raise ConfigError(f"--kernels cpu: {error}; choose xla") from error
-        error = self_test(targets, formats) if formats else 0.0
-        if error > MAX_KERNEL_ERROR:
-            raise ConfigError(f"--kernels cpu: the kernels differ from their definition by {error:.1e}; choose xla")
-        built = ", ".join(formats) or "no format"
-        reason = f"{built} for {targets.level}; activations are rounded to 8 bits, as llama.cpp does"
-        self._note("kernels", "cpu", reason)
-        return cpu_kernels(targets)
-
-    def limits(self) -> tuple[int, int]:
-        """max_num_seqs and max_num_batched_tokens; one that was not given makes room for one that was."""
-        config, reason = self.config, f"default on {self.device.platform}"
-        default_seqs, default_tokens = CPU_LIMITS if self.is_cpu else ACCELERATOR_LIMITS
-        num_seqs = config.max_num_seqs or min(default_seqs, config.max_num_batched_tokens or default_seqs)
-        num_tokens = config.max_num_batched_tokens or max(default_tokens, num_seqs)
-        check_limits(num_seqs, num_tokens)
-        self._note("max_num_seqs", num_seqs, "--max-num-seqs" if config.max_num_seqs else reason)
-        given = "--max-num-batched-tokens" if config.max_num_batched_tokens else reason
-        return num_seqs, self._note("max_num_batched_tokens", num_tokens, given)
 
     def weights(self, loaded: LoadedModel) -> None:
         """Records what the weights take."""
@@ -180,21 +206,6 @@ class Decisions:
         )
         self._note("kv_pages", f"{budget.num_pages:,} pages, {budget.num_bytes:,} bytes", budget.reason)
         return budget, max_model_len
-
-
-def register_kernels(formats: list[str], cache_dtype: str, folder: Path, progress: Progress) -> Targets:
-    """Registers the kernels for these formats of weights and this type of cache; building shows as a task."""
-    functions = [*(function_of(name) for name in formats), *functions_of(cache_dtype)]
-    with contextlib.ExitStack() as stack:
-        advance: list[Callable[[int], None]] = []
-
-        def built(done: int, total: int) -> None:
-            if not advance:
-                advance.append(stack.enter_context(progress.task("building CPU kernels", total)))
-            else:
-                advance[0](1)
-
-        return register(functions, cache_dir=folder, progress=built)
 
 
 _AS_GIVEN = (

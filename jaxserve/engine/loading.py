@@ -17,7 +17,7 @@ from jaxserve.layers.linear import NEIGHBOURS
 from jaxserve.models.model import FileLayout, Model
 from jaxserve.models.registry import model_for_gguf, model_for_hf
 from jaxserve.quant.dense import Dense
-from jaxserve.quant.formats import weight_from_tensor
+from jaxserve.quant.formats import FORMATS, weight_from_tensor
 from jaxserve.quant.quantized import Weight, take_rows
 from jaxserve.quant.tiled import TiledWeight, can_tile, joined, tiled
 from sharding.spec import ArraySpec, map_specs, paths
@@ -94,6 +94,20 @@ def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
 def tiled_formats(loaded: LoadedModel) -> set[str]:
     """The formats whose CPU kernels the model needs."""
     return {weight.format_name for weight in _tiled_weights(loaded)}
+
+
+def tileable_formats(path: Path) -> set[str]:
+    """The formats that the layout "tiled" would find in a file, whose tensors are listed and not read."""
+    with open_weights(path) as source:
+        model, config, layout = identify(source)
+        wanted = paths(model.param_specs(config))
+        matrices = {name: spec for name, spec in wanted.items() if len(spec.shape) == 2}
+        if "unembed" in wanted:
+            matrices.pop("embed", None)  # read row by row; tied, it is the output matrix too
+        names, present = {name: layout.names.tensor_name(name) for name in matrices}, source.names()
+        formats = {name: source.info(names[name]).format for name in matrices if names[name] in present}
+    known = {name: FORMATS[found] for name, found in formats.items() if found in FORMATS}
+    return {fmt.name for name, fmt in known.items() if can_tile(fmt.spec(*matrices[name].shape))}
 
 
 def tiled_bytes(loaded: LoadedModel) -> int:

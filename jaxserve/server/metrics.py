@@ -5,10 +5,10 @@ Engine figures are read from one stats snapshot per scrape; latencies and HTTP c
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -97,12 +97,46 @@ def _counters(stats: EngineCounters) -> tuple[tuple[str, str, float | int], ...]
     )
 
 
+class KernelCollector(Collector):
+    """Which kernels serve, and whether they are second choice: what start-up decided (the effective configuration)."""
+
+    def __init__(self, model_name: str, choices: Mapping[str, Mapping[str, Any]]) -> None:
+        self._model_name = model_name
+        self._values = {name: str(choice["value"]) for name, choice in choices.items()}
+
+    def describe(self) -> list[Metric]:
+        """Nothing, as for the engine's."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """One info, and one counter that has a sample where CPU kernels were to be had by default and could not."""
+        if "kernels" in self._values:
+            info = InfoMetricFamily("jaxserve:kernels", "Kernels in use.", labels=["model_name"])
+            level = self._values.get("cpu_level", "")
+            info.add_metric([self._model_name], {"kernels": self._values["kernels"], "level": level})
+            yield info
+        fallbacks = CounterMetricFamily(
+            "jaxserve:kernel_fallbacks",
+            "Starts without CPU kernels, by what they lack.",
+            labels=["model_name", "reason"],
+        )
+        if "kernel_fallback" in self._values:
+            fallbacks.add_metric([self._model_name, self._values["kernel_fallback"]], 1)
+        yield fallbacks
+
+
 class ServerMetrics:
     """Latencies and HTTP counts of one app, and the registry that a scrape renders."""
 
-    def __init__(self, model_name: str, read_stats: Callable[[], EngineCounters]) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        read_stats: Callable[[], EngineCounters],
+        choices: Mapping[str, Mapping[str, Any]],
+    ) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(model_name, read_stats))
+        self.registry.register(KernelCollector(model_name, choices))
         first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_SECONDS)
         per_token = self._histogram(
             "inter_token_latency_seconds", "Time per output token after a choice's first.", _PER_TOKEN_SECONDS

@@ -83,7 +83,7 @@ class Serving:
         self.frontend = frontend
         self.options = options
         self.model_names = options.served_model_names or (frontend.model_name,)
-        self.metrics = ServerMetrics(self.model_names[0], frontend.stats)
+        self.metrics = ServerMetrics(self.model_names[0], frontend.stats, frontend.effective_config())
         self.created = int(time.time())
         self.is_draining = False
         self._open: set[ServedGeneration] = set()

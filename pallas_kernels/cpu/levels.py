@@ -33,21 +33,27 @@ LEVELS = (
 )
 
 
-def level_named(name: str | None) -> Level:
-    """The level of that name, or the host's best when None.
+def known_level(name: str) -> Level:
+    """The level of that name, to compile for; this CPU may lack it. Raises ValueError for an unknown name."""
+    found = [level for level in LEVELS if level.name == name]
+    if not found:
+        raise ValueError(f"unknown CPU level {name!r}; choose {', '.join(level.name for level in LEVELS)}")
+    return found[0]
 
-    Raises ValueError for a name that does not exist and for one whose instructions this CPU lacks.
+
+def level_named(name: str | None) -> Level:
+    """The level of that name, to run here, or the best of this CPU when None.
+
+    Raises ValueError for a name that does not exist and for a level whose instructions this CPU lacks.
     """
     has = _host_features()
     if name is None:
         return next(level for level in LEVELS if all(feature in has for feature in level.features))
-    found = [level for level in LEVELS if level.name == name]
-    if not found:
-        raise ValueError(f"unknown CPU level {name!r}; choose {', '.join(level.name for level in LEVELS)}")
-    lacking = [feature for feature in found[0].features if feature not in has]
+    level = known_level(name)
+    lacking = [feature for feature in level.features if feature not in has]
     if lacking:
         raise ValueError(f"CPU level {name!r} needs {', '.join(lacking)}, which this CPU lacks")
-    return found[0]
+    return level
 
 
 def _host_features() -> frozenset[str]:

@@ -11,7 +11,7 @@ def read_object(path: Path) -> bytes | None:
     """The object code in a file; None when there is no file or it is damaged."""
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     digest, object_code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     return object_code if hashlib.sha256(object_code).digest() == digest else None

@@ -1,44 +1,27 @@
-"""Makes kernels callable by XLA: compiles what is not cached, registers it, and says under which name.
+"""Makes kernels callable by XLA: finds or compiles their machine code, registers it, and says under which name.
 
 A target's name carries a hash of all its machine code depends on: the sources, the CPU level, the compilers. So a
 compiled program in XLA's persistent cache can only meet the kernel it was built with, or none.
 """
 
 import ctypes
-import hashlib
-import importlib.util
-import itertools
-import json
-import os
-import subprocess
-import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
+from pallas_kernels.cpu import prebuilt
+from pallas_kernels.cpu.build import CompilerMissing, KernelBuildError, build
+from pallas_kernels.cpu.keys import installed_compilers, object_key, short_name, source_key
 from pallas_kernels.cpu.levels import Level, level_named
 from pallas_kernels.cpu.native import NativeCode
 from pallas_kernels.cpu.object_files import read_object
 
-# By XLA's name. Like XLA's own table, which refuses a name twice, for the life of the process: it runs this code.
-_registered: dict[str, NativeCode] = {}
-_registering = threading.Lock()
-# Run in the child: the parent's import path, then the compiler as if by `python -m`.
-_CHILD = (
-    "import json, runpy, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "runpy.run_module('pallas_kernels.cpu.compiler', run_name='__main__', alter_sys=True)"
-)
-
-
-class KernelBuildError(RuntimeError):
-    """A kernel could not be compiled, or its object file not be kept."""
+Origin = Literal["prebuilt", "cached", "compiled"]
 
 
 class NotRegistered(KeyError):
@@ -50,10 +33,12 @@ class NotRegistered(KeyError):
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """The registered kernels: XLA's name for each function, a "module:attribute"."""
+    """The registered kernels: XLA's name for each function, a "module:attribute", and where its machine code came from
+    when this process first needed it."""
 
     level: str
     names: Mapping[str, str]
+    origins: Mapping[str, Origin] = field(default_factory=dict)
 
     def name_of(self, function: str) -> str:
         """XLA's name for a function. Raises NotRegistered."""
@@ -63,45 +48,85 @@ class Targets:
         return self.names[function]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Object:
+    """The machine code of a function: XLA's name for it, and the file it is or will be in."""
+
+    name: str
+    path: Path
+    origin: Origin
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loaded:
+    code: NativeCode
+    origin: Origin
+
+
+# By XLA's name. Like XLA's own table, which refuses a name twice, for the life of the process: it runs this code.
+_registered: dict[str, _Loaded] = {}
+_registering = threading.Lock()
+
+
 def register(
     functions: Iterable[str],
     *,
     cache_dir: Path,
     level: str | None = None,
     progress: Callable[[int, int], None] | None = None,
+    prebuilt_dir: Path = prebuilt.FOLDER,
 ) -> Targets:
     """Makes each function, a "module:attribute" of machine code, callable through jax.ffi; again and again if you like.
 
-    Object files lie in `cache_dir`; missing ones are compiled by child processes, one for each core, and `progress` is
-    then called with how many of them are done and how many there are: first with 0, at last with all, from another
-    thread. `level` names a CPU level of levels.py, None the host's best. Raises ValueError for an unknown level and for
-    a function whose module does not exist, KernelBuildError.
+    Object files are looked for in `prebuilt_dir`, then in `cache_dir`; missing ones are compiled into the latter by
+    child processes, with `progress` as in `build`. `level` names a CPU level of levels.py, None the host's best. Raises
+    ValueError for an unknown level, one this CPU lacks, and a function whose module does not exist; KernelBuildError.
     """
     chosen = level_named(level)
-    functions = sorted(set(functions))
-    keys = {function: _key(function, chosen) for function in functions}
-    names = {function: f"cpu_{_short_name(function)}_{keys[function]}" for function in functions}
-    paths = {f: cache_dir / f"{_short_name(f)}-{keys[f]}.o" for f in functions if names[f] not in _registered}
-    if paths:
-        _make_folder(cache_dir)
-    missing = {function: path for function, path in paths.items() if read_object(path) is None}
-    _build(missing, chosen, progress or (lambda done, total: None))
+    shipped = prebuilt.open_prebuilt(prebuilt_dir)
+    objects = {function: _locate(function, chosen, shipped, cache_dir) for function in sorted(set(functions))}
+    missing = {function: found.path for function, found in objects.items() if found.origin == "compiled"}
+    build(missing, chosen, progress or (lambda done, total: None))
     with _registering:
-        for function, path in paths.items():
-            _register_once(names[function], path, chosen)
-    return Targets(level=chosen.name, names=names)
+        for found in objects.values():
+            _register_once(found, chosen)
+    names = {function: found.name for function, found in objects.items()}
+    return Targets(level=chosen.name, names=names, origins={f: _registered[name].origin for f, name in names.items()})
 
 
-def _register_once(name: str, path: Path, level: Level) -> None:
-    """Hands a function to XLA, unless another thread has."""
-    if name in _registered:
+def _locate(function: str, level: Level, shipped: prebuilt.PrebuiltObjects, cache_dir: Path) -> _Object:
+    """Where a function's object is, or, with the origin "compiled", is to be put."""
+    path = shipped.path_of(function, level)
+    if path is not None:
+        assert shipped.compilers is not None, "objects come with an index"
+        return _Object(name=_target_name(function, level, shipped.compilers), path=path, origin="prebuilt")
+    try:
+        compilers = installed_compilers()
+    except metadata.PackageNotFoundError as error:
+        raise CompilerMissing(
+            f"no finished kernel {short_name(function)} for {level.name} came with this package, and {error.name}, "
+            "which compiles it, is not installed"
+        ) from error
+    name = _target_name(function, level, compilers)
+    path = cache_dir / f"{name.removeprefix('cpu_')}.o"
+    is_there = name in _registered or read_object(path) is not None
+    return _Object(name=name, path=path, origin="cached" if is_there else "compiled")
+
+
+def _target_name(function: str, level: Level, compilers: str) -> str:
+    return f"cpu_{short_name(function)}_{object_key(source_key(function, level), compilers)}"
+
+
+def _register_once(found: _Object, level: Level) -> None:
+    """Hands a function to XLA, unless that was done before or by another thread."""
+    if found.name in _registered:
         return
-    object_code = read_object(path)
+    object_code = read_object(found.path)
     if object_code is None:
-        raise KernelBuildError(f"{path} was removed or damaged while kernels were registered; run again")
+        raise KernelBuildError(f"{found.path} was removed or damaged while kernels were registered; run again")
     code = NativeCode(object_code, level)
-    jax.ffi.register_ffi_target(name, _capsule(code.address), platform="cpu")
-    _registered[name] = code
+    jax.ffi.register_ffi_target(found.name, _capsule(code.address), platform="cpu")
+    _registered[found.name] = _Loaded(code=code, origin=found.origin)
 
 
 def _capsule(address: int) -> Any:
@@ -109,81 +134,3 @@ def _capsule(address: int) -> Any:
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     return new(address, b"xla._CUSTOM_CALL_TARGET", None)
-
-
-def _short_name(function: str) -> str:
-    """pallas_kernels.quantized_matmul.cpu_compiled:q4_1 -> quantized_matmul_q4_1."""
-    module, attribute = function.split(":")
-    return f"{module.split('.')[-2:][0]}_{attribute}"
-
-
-def _key(function: str, level: Level) -> str:
-    """Hash of everything the machine code depends on."""
-    digest = hashlib.sha256(repr((function, level, metadata.version("numba"), metadata.version("llvmlite"))).encode())
-    for source in (*_sources(Path(__file__).parent), *_sources(_module_file(function).parent)):
-        digest.update(hashlib.sha256(source.read_bytes()).digest())
-    return digest.hexdigest()[:16]
-
-
-def _sources(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.py"))
-
-
-def _module_file(function: str) -> Path:
-    """Found without importing: the module imports numba."""
-    module, _, attribute = function.partition(":")
-    try:
-        spec = importlib.util.find_spec(module) if attribute else None
-    except ModuleNotFoundError:  # of the package it would be in
-        spec = None
-    if spec is None or spec.origin is None:
-        raise ValueError(f"{function!r} is no kernel: expected module:attribute of a module that can be imported")
-    return Path(spec.origin)
-
-
-def _build(missing: Mapping[str, Path], level: Level, progress: Callable[[int, int], None]) -> None:
-    """Compiles the functions into their files, in one child process per core. Raises KernelBuildError."""
-    if not missing:
-        return
-    num_done, counting = itertools.count(1), threading.Lock()
-
-    def count_one() -> None:
-        with counting:
-            progress(next(num_done), len(missing))
-
-    progress(0, len(missing))
-    num_children = min(len(missing), len(os.sched_getaffinity(0)))
-    # Functions of one child share the compilation of what they call.
-    shares = [list(missing.items())[i::num_children] for i in range(num_children)]
-    with ThreadPoolExecutor(max_workers=num_children) as pool:
-        list(pool.map(lambda share: _compile(share, level, count_one), shares))
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise KernelBuildError(f"cannot keep compiled kernels in {folder}: {error}") from error
-
-
-def _compile(share: Sequence[tuple[str, Path]], level: Level, finished_one: Callable[[], None]) -> None:
-    """Runs one child over its functions; it writes a line for each."""
-    arguments = [json.dumps(sys.path), level.name]
-    for function, path in share:
-        arguments += [function, str(path)]
-    with tempfile.TemporaryFile("w+") as errors:
-        command = [sys.executable, "-c", _CHILD, *arguments]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
-            assert child.stdout is not None
-            for _ in child.stdout:
-                finished_one()
-        if child.returncode != 0:
-            errors.seek(0)
-            raise KernelBuildError(
-                f"compiling {', '.join(function for function, _ in share)} for {level.name} failed "
-                f"(exit {child.returncode}): {_last_lines(errors.read())}"
-            )
-
-
-def _last_lines(text: str) -> str:
-    return " | ".join(text.strip().splitlines()[-3:])

@@ -55,6 +55,11 @@ def function_of(format_name: str) -> str:
     return f"pallas_kernels.quantized_matmul.cpu_compiled:{tile_format(format_name).name.lower()}"
 
 
+def all_functions() -> tuple[str, ...]:
+    """Every target of this op."""
+    return tuple(map(function_of, TILE_FORMATS))
+
+
 def tiled_matmul(
     x: Float32[Array, "T X"],
     tiles: UInt8[Array, " tile_bytes"],

@@ -1,6 +1,7 @@
 """What pip installs and what a source archive holds: our four packages, whole."""
 
 import os
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -32,6 +33,23 @@ def test_the_wheel_holds_our_packages_and_nothing_else(in_root, tmp_path):
     assert names - info == _package_files(in_root)
     assert len({name.split("/")[0] for name in info}) == 1
     assert any(name.endswith("licenses/LICENSE") for name in info)
+
+
+def test_both_archives_hold_kernels_made_ahead(root, monkeypatch, tmp_path):
+    """Git ignores them; a wheel is built from the source archive. In a copy, as the clone may hold real ones."""
+    skips = shutil.ignore_patterns("__pycache__", "prebuilt")
+    for package in PACKAGES:
+        shutil.copytree(root / package, tmp_path / package, ignore=skips)
+    for name in ("pyproject.toml", ".gitignore", "README.md", "LICENSE"):
+        shutil.copy(root / name, tmp_path)
+    wanted = "pallas_kernels/cpu/prebuilt/generic/kernel-0.o"
+    (tmp_path / wanted).parent.mkdir(parents=True)
+    (tmp_path / wanted).write_bytes(b"code")
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile(hatchling.build.build_wheel(str(tmp_path))) as wheel:
+        assert wanted in wheel.namelist()
+    with tarfile.open(hatchling.build.build_sdist(str(tmp_path))) as archive:
+        assert any(name.endswith(wanted) for name in archive.getnames())
 
 
 def test_the_source_archive_holds_our_packages_and_their_tests(in_root, tmp_path):

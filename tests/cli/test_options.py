@@ -39,6 +39,7 @@ def test_without_options_the_defaults_are_the_dataclasses(monkeypatch):
     monkeypatch.setenv("JAXSERVE_HOME", "/home-of-models")
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.delenv("JAXSERVE_API_KEY", raising=False)
+    monkeypatch.delenv("NPROC", raising=False)
     home = Path("/home-of-models")
     assert _parsed(options.engine_options()) == EngineConfig(
         model=DEFAULT_MODEL, cache_dir=home, compilation_cache_dir=home / "xla"

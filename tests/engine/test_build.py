@@ -11,6 +11,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.build import build_engine, use_compilation_cache
 from jaxserve.engine.executor import step_temp_bytes
 from jaxserve.engine.progress import Silent
+from jaxserve.engine.threads import pool_size
 from jaxserve.errors import ConfigError
 from jaxserve.kv_cache import KVCacheSpec
 
@@ -54,6 +55,10 @@ def test_what_the_model_shows_not_to_work(options, words):
     with pytest.raises(ConfigError, match=words) as caught:
         build(**options)
     assert "\n" not in str(caught.value)
+
+
+def test_the_threads_are_those_of_the_pool():
+    assert value_of(build(), "threads") == pool_size()
 
 
 def test_any_page_size_goes_with_the_reference_kernels():

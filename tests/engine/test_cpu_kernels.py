@@ -11,7 +11,7 @@ from engines import add, alone, engine_over, finish, random_prompt
 
 from jaxserve.config import EngineConfig
 from jaxserve.engine.build import build_engine
-from jaxserve.engine.loading import Recipe, load_model, tiled_formats
+from jaxserve.engine.loading import Recipe, load_model, tileable_formats, tiled_formats
 from jaxserve.engine.progress import Silent
 from jaxserve.errors import ConfigError
 from jaxserve.offline import LLM
@@ -39,7 +39,7 @@ def legacy():
 def test_tiles_hold_the_files_values_exactly():
     packed = load_model(LEGACY, Recipe(layout="packed", dtype="float32"), Silent())
     tiled = load_model(LEGACY, Recipe(layout="tiled", dtype="float32"), Silent())
-    assert tiled_formats(tiled) == {"BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
+    assert tiled_formats(tiled) == tileable_formats(LEGACY)
     for ours, theirs in zip(tiled.params["layers"], packed.params["layers"], strict=True):
         for block in ("attention", "mlp"):
             for names, weight in ours[block].items():
@@ -90,7 +90,7 @@ def test_kernels_that_cannot_be_built_are_one_line(monkeypatch):
     def fail(*arguments: object, **options: object) -> None:
         raise KernelBuildError("no compiler today")
 
-    monkeypatch.setattr("jaxserve.engine.decisions.register", fail)
+    monkeypatch.setattr("jaxserve.engine.cpu_choice.register", fail)
     with pytest.raises(ConfigError, match=r"^--kernels cpu: no compiler today; choose xla$"):
         build_engine(config(LEGACY), LEGACY, frozenset(), Silent(), warm_up=False)
 

@@ -61,6 +61,16 @@ def test_the_openai_client_takes_the_tour(url: str, frontend: Frontend):
     wait_until_idle(frontend)
 
 
+def test_an_idle_server_leaves_the_cores_alone(url: str, frontend: Frontend):
+    """No thread of the pool, of the engine or of the server spins: over two seconds, less than 5 % of one core."""
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 4, "ignore_eos": True}
+    assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+    wait_until_idle(frontend)
+    before = time.process_time()
+    time.sleep(2.0)
+    assert time.process_time() - before < 0.1
+
+
 def test_concurrent_clients_get_what_they_would_get_alone(url: str):
     """24 clients over 4 slots, half of them streaming; each answer equals the one given alone."""
 

@@ -53,6 +53,26 @@ def test_latencies_and_http_counts(serve, stream):
     assert found[f'{http}{{method="any",route="unmatched",status="404"}}'] == 1
 
 
+def test_which_kernels_serve(serve):
+    class FellBack(FakeFrontend):
+        def effective_config(self) -> dict[str, dict]:
+            return {
+                "kernels": {"value": "xla", "reason": "r"},
+                "kernel_fallback": {"value": "compiler", "reason": "r"},
+            }
+
+    class OnCpu(FakeFrontend):
+        def effective_config(self) -> dict[str, dict]:
+            return {"kernels": {"value": "cpu", "reason": "r"}, "cpu_level": {"value": "avx2", "reason": "r"}}
+
+    fallback = 'jaxserve:kernel_fallbacks_total{model_name="fake-model",reason="compiler"}'
+    fell_back, on_cpu = samples(serve(FellBack())), samples(serve(OnCpu()))
+    assert fell_back['jaxserve:kernels_info{kernels="xla",level="",model_name="fake-model"}'] == 1
+    assert fell_back[fallback] == 1
+    assert on_cpu['jaxserve:kernels_info{kernels="cpu",level="avx2",model_name="fake-model"}'] == 1
+    assert fallback not in on_cpu
+
+
 def test_two_apps_have_two_registries(serve):
     first, second = serve(FakeFrontend()), serve(FakeFrontend())
     httpx.post(f"{first}/v1/completions", json={"prompt": "a", "max_tokens": 1})

@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.cpu import build as build_module
+from pallas_kernels.cpu import keys
 from pallas_kernels.cpu import targets as targets_module
-from pallas_kernels.cpu.levels import LEVELS, level_named
+from pallas_kernels.cpu.build import ObjectsNotKept
+from pallas_kernels.cpu.levels import LEVELS, known_level, level_named
 from pallas_kernels.cpu.object_files import read_object, write_object
 from pallas_kernels.cpu.targets import KernelBuildError, NotRegistered, Targets, register
 
@@ -38,7 +41,7 @@ def compiled(probes, kernel_cache, monkeypatch):
             functions.append(function)
             finished_one()
 
-    monkeypatch.setattr(targets_module, "_compile", compile_share)
+    monkeypatch.setattr(build_module, "_compile", compile_share)
     return functions
 
 
@@ -81,8 +84,8 @@ def test_another_level_gives_another_target(own_module, compiled, tmp_path):
 
 
 def test_a_damaged_object_is_compiled_again(own_module, compiled, tmp_path):
-    key = targets_module._key(FUNCTION, level_named(None))
-    path = tmp_path / "cache" / f"own_kernel_scale-{key}.o"
+    name = targets_module._target_name(FUNCTION, level_named(None), keys.installed_compilers())
+    path = tmp_path / "cache" / f"{name.removeprefix('cpu_')}.o"
     path.parent.mkdir()
     path.write_bytes(b"\0" * 1000)
     np.testing.assert_array_equal(_scaled(_register(tmp_path)), np.full((2, 8), 4.0))
@@ -98,7 +101,7 @@ def test_progress_counts_what_is_compiled(own_module, compiled, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_an_error(own_module, compiled, tmp_path):
     (tmp_path / "cache").write_text("a file\n")
-    with pytest.raises(KernelBuildError, match="cannot keep compiled kernels in"):
+    with pytest.raises(ObjectsNotKept, match="cannot keep compiled kernels in"):
         _register(tmp_path)
 
 
@@ -118,6 +121,7 @@ def test_a_level_above_the_cpu_is_an_error(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="CPU level 'avx2' needs f16c, bmi, bmi2, which this CPU lacks"):
         register([], cache_dir=tmp_path, level="avx2")
     assert register([], cache_dir=tmp_path).level == "generic"
+    assert known_level("avx2") in LEVELS
 
 
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)

@@ -3,7 +3,7 @@
 from pallas_kernels.cpu import abi
 from pallas_kernels.cpu.bridge import OK, arg, attr_f32, attr_i64, declare, dim, fail, ret
 from pallas_kernels.cpu.memory import compiled, text
-from pallas_kernels.cpu.parallel import atomic_add, parallel
+from pallas_kernels.cpu.parallel import atomic_add, num_threads, parallel
 from pallas_kernels.cpu.simd import f32, load_f32, splat_f32, store_f32, store_i64s
 
 
@@ -46,3 +46,13 @@ def _spin(call):
 
 
 spin = declare("spin", _spin, args=[(abi.F32, 1)], rets=[(abi.U8, 1)], attrs={"items": abi.S64})
+
+
+@compiled
+def _threads(call):
+    """The size of the pool as kernels see it, in the first eight bytes."""
+    store_i64s(ret(call, 0).data, num_threads(call))
+    return OK
+
+
+threads = declare("threads", _threads, args=[], rets=[(abi.U8, 1)])
