@@ -82,10 +82,11 @@ def test_other_ways_to_run_give_the_same_logits(name, change):
     np.testing.assert_allclose(got, want["all_logits"][:length], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["gguf_llama_legacy", "gguf_llama_kquants"])
 @pytest.mark.parametrize("weights", ["expanded", "packed"])
-def test_gguf_of_every_legacy_format(weights):
-    """Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, F16, BF16 and F32 in one file, expanded at load and computed packed."""
-    folder = FIXTURES / "gguf" / "gguf_llama_legacy"
+def test_gguf_of_every_format(name, weights):
+    """Q4_0 to Q8_0, F16, BF16 and F32 in one file, Q2_K to Q6_K in the other, expanded at load and computed packed."""
+    folder = FIXTURES / "gguf" / name
     want = golden(folder)
     prompt = int(want["all_logits_prompt"])
     length = int(want["lengths"][prompt])
