@@ -17,17 +17,24 @@ def file_order(parameter: str, config: Any) -> None:
     return None
 
 
+def nothing_added(parameter: str) -> float:
+    """Vectors are taken as the file has them."""
+    return 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileLayout:
     """Where one container keeps the family's parameters.
 
     names: our path -> tensor name. ignored: tensors left out on purpose. row_order(path, config): for output row i of
-    ours the row of the file, or None where they agree (GGUF's llama permutes q and k).
+    ours the row of the file, or None where they agree (GGUF's llama permutes q and k). added_to_vectors(path): what is
+    added to each value of a vector, in float32 (Gemma's files hold w of the norms' factor 1 + w).
     """
 
     names: NameMap
     ignored: tuple[str, ...] = ()
     row_order: RowOrder = file_order
+    added_to_vectors: Callable[[str], float] = nothing_added
 
 
 @dataclass(frozen=True, kw_only=True)

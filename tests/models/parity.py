@@ -1,0 +1,97 @@
+"""Runs a checkpoint as the engine does, but from outside: a whole prompt at once, or one token at a time."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.engine.loading import LoadedModel, Recipe, load_model
+from jaxserve.engine.progress import Silent
+from jaxserve.engine.step import Program, logits_of_tokens
+from jaxserve.kv_cache import KVCacheSpec, empty_cache
+from jaxserve.layers.stack import stack_layers
+from pallas_kernels.kernels import XLA
+from pallas_kernels.ragged import RaggedLayout
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+TOLERANCE = 5e-4  # float32; the reference itself moves by 1e-5 against float64
+PAGE = 16
+
+
+def golden(folder: Path):
+    return np.load(folder / "golden.npz")
+
+
+def whole_prompt_logits(
+    path: Path, ids: np.ndarray, kernels=XLA, weights: Any = "expanded", stacked=False
+) -> np.ndarray:
+    """Logits at every token of one prompt, run as one chunk through the paged cache."""
+    loaded, run = _program(path, kernels, weights)
+    params = loaded.params
+    if stacked:
+        params = {**params, "layers": stack_layers(params["layers"])}
+    pages = -(-len(ids) // PAGE)
+    logits, _ = run(params, _cache(loaded, pages, kernels), jnp.asarray(ids, jnp.int32), _layout(0, len(ids), pages))
+    return np.asarray(logits)
+
+
+def token_by_token_logits(path: Path, ids: np.ndarray, kernels=XLA, weights: Any = "expanded") -> np.ndarray:
+    """The same, every token in a step of its own, as a generation is decoded."""
+    loaded, run = _program(path, kernels, weights)
+    pages = -(-len(ids) // PAGE)
+    cache, rows = _cache(loaded, pages, kernels), []
+    for position, token in enumerate(ids):
+        row, cache = run(loaded.params, cache, jnp.asarray([token], jnp.int32), _layout(position, position + 1, pages))
+        rows.append(np.asarray(row)[0])
+    return np.stack(rows)
+
+
+def assert_parity(folder: Path, path: Path | None = None, **how: Any) -> None:
+    """The last logits of every prompt of the golden run, and all logits of one."""
+    want = golden(folder)
+    prompt = int(want["all_logits_prompt"])
+    for i, length in enumerate(want["lengths"]):
+        got = whole_prompt_logits(path or folder, want["input_ids"][i, :length], **how)
+        np.testing.assert_allclose(got[-1], want["last_logits"][i], atol=TOLERANCE, rtol=0)
+        if i == prompt:
+            np.testing.assert_allclose(got, want["all_logits"][:length], atol=TOLERANCE, rtol=0)
+
+
+def assert_decode_parity(folder: Path, path: Path | None = None) -> None:
+    """All logits of the golden run's one prompt, decoded token by token."""
+    want = golden(folder)
+    prompt = int(want["all_logits_prompt"])
+    length = int(want["lengths"][prompt])
+    got = token_by_token_logits(path or folder, want["input_ids"][prompt, :length])
+    np.testing.assert_allclose(got, want["all_logits"][:length], atol=TOLERANCE, rtol=0)
+
+
+def _program(path: Path, kernels, weights: Any) -> tuple[LoadedModel, Any]:
+    loaded = load_model(path, Recipe(layout=weights, dtype="float32"), Silent())
+    program = Program(model=loaded.model, config=loaded.config, kernels=kernels, dtype="float32")
+    return loaded, jax.jit(partial(logits_of_tokens, program))
+
+
+def _cache(loaded: LoadedModel, pages: int, kernels):
+    config = loaded.config
+    spec = KVCacheSpec(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        page_size=PAGE,
+        dtype="float32",
+    )
+    return empty_cache(spec, pages, kernels)
+
+
+def _layout(start: int, end: int, pages: int) -> RaggedLayout:
+    """One sequence of `end` tokens on pages in falling order; the tokens from `start` on are in this step."""
+    return RaggedLayout(
+        kv_lengths=jnp.asarray([end], jnp.int32),
+        query_starts=jnp.asarray([0, end - start], jnp.int32),
+        page_table=jnp.arange(pages, dtype=jnp.int32)[None, ::-1],
+        num_single_rows=int(end - start == 1),
+    )
