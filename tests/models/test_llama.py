@@ -1,16 +1,18 @@
 """Llama checkpoints against logits of an independent implementation (transformers, float32, one prompt at a time)."""
 
-import os
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
-from parity import FIXTURES, TOLERANCE, assert_decode_parity, assert_parity, golden, whole_prompt_logits
+from parity import (
+    FIXTURES,
+    TOLERANCE,
+    assert_decode_parity,
+    assert_greedy_parity,
+    assert_parity,
+    golden,
+    whole_prompt_logits,
+)
 
 from jaxserve.config import EngineConfig
-from jaxserve.offline import LLM
-from jaxserve.sampling_params import SamplingParams
 from pallas_kernels.kernels import REFERENCE
 
 HF = ["llama_untied", "llama_tied_bias_llama3", "llama_yarn", "llama_linear", "llama_bf16_sharded"]
@@ -50,19 +52,7 @@ def test_gguf_of_every_format(name, weights):
 
 @pytest.mark.parametrize("name", ["llama_untied", "llama_yarn"])
 def test_greedy_ids_through_the_engine(name):
-    """Three prompts side by side, 24 tokens each, compared up to the reference's first margin below 1e-3."""
-    folder = FIXTURES / "models" / name
-    want = golden(folder)
-    prompts = [want["input_ids"][i, :n].tolist() for i, n in enumerate(want["lengths"])]
-    options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_pages": 64, "page_size": 16}
-    cache = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-    with LLM(str(folder), compilation_cache_dir=cache, **options) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-        results = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
-    for result, ids, margins in zip(results, want["greedy_ids"], want["greedy_margin"], strict=True):
-        close = int(np.argmax(margins < 1e-3)) if (margins < 1e-3).any() else len(ids)
-        assert close >= 8
-        assert result.outputs[0].token_ids[:close] == ids[:close].tolist()
+    assert_greedy_parity(FIXTURES / "models" / name)
 
 
 def test_options_of_the_engine_are_those_of_llm():
