@@ -7,6 +7,7 @@ before and after attention and MLP, and one on every query and key. Agrees with 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jaxserve.layers.mlp import gated_mlp
 from jaxserve.layers.norm import RmsNorm, rms_norm
 from jaxserve.layers.rope import Rope, make_rope, rope_angles
 from jaxserve.layers.stack import Body, run_layers
-from jaxserve.models.model import FileLayout, Model
+from jaxserve.models.model import FileLayout, Model, gguf_value
 from pallas_kernels.kernels import Kernels
 from pallas_kernels.kv_pages import KVPages
 from pallas_kernels.ragged import RaggedLayout, positions_of_tokens
@@ -33,10 +34,17 @@ _PATTERN = 6  # every sixth layer sees everything, where a file does not say
 _LOCAL_THETA = 10_000.0
 _LAYERS_OF_27B = 62  # the one size whose queries are not scaled by the head size; a GGUF does not say
 
+# Values of a config.json that both generations share, the default first.
+COMPUTED: dict[str, tuple[Any, ...]] = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "attention_bias": (False,),
+    "use_bidirectional_attention": (False, None),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma3Config:
-    """Sizes and constants of one model."""
+class GemmaConfig:
+    """Sizes and constants of one model of either generation. A soft cap of None caps nothing."""
 
     num_layers: int
     hidden_size: int
@@ -53,9 +61,12 @@ class Gemma3Config:
     local_rope: Rope
     global_rope: Rope
     is_tied: bool
+    has_qk_norm: bool = True
+    attention_soft_cap: float | None = None
+    final_soft_cap: float | None = None
 
 
-def config_from_hf(hf: Mapping[str, Any]) -> Gemma3Config:
+def config_from_hf(hf: Mapping[str, Any]) -> GemmaConfig:
     """From a config.json of model_type gemma3_text, or gemma3 with a text_config inside.
 
     Defaults are those of transformers' Gemma3TextConfig, because published files leave out what equals them. Raises
@@ -63,10 +74,10 @@ def config_from_hf(hf: Mapping[str, Any]) -> Gemma3Config:
     """
     text = hf.get("text_config", hf)
     try:
-        _check_hf(text)
+        check_values(text, COMPUTED | {"attn_logit_softcapping": (None,), "final_logit_softcapping": (None,)})
         head_size, max_position = text.get("head_dim", 256), text.get("max_position_embeddings", 131_072)
         local, everywhere = _hf_ropes(text)
-        return Gemma3Config(
+        return GemmaConfig(
             num_layers=text["num_hidden_layers"],
             hidden_size=text["hidden_size"],
             ffn_size=text["intermediate_size"],
@@ -78,7 +89,7 @@ def config_from_hf(hf: Mapping[str, Any]) -> Gemma3Config:
             norm_eps=text.get("rms_norm_eps", 1e-6),
             query_scale=text.get("query_pre_attn_scalar", 256) ** -0.5,
             window=text.get("sliding_window", 4096),
-            layer_kinds=_layer_kinds(text["num_hidden_layers"], text),
+            layer_kinds=layer_kinds_of(text["num_hidden_layers"], text),
             local_rope=make_rope(head_size, local["rope_theta"], local, max_position),
             global_rope=make_rope(head_size, everywhere["rope_theta"], everywhere, max_position),
             is_tied=text.get("tie_word_embeddings", True),
@@ -91,14 +102,8 @@ def config_from_hf(hf: Mapping[str, Any]) -> Gemma3Config:
         raise CheckpointError(f"config.json: a field has a value no gemma3 has ({error})") from error
 
 
-def _check_hf(text: Mapping[str, Any]) -> None:
-    allowed = {
-        "hidden_activation": ("gelu_pytorch_tanh",),
-        "attention_bias": (False,),
-        "use_bidirectional_attention": (False, None),
-        "attn_logit_softcapping": (None,),
-        "final_logit_softcapping": (None,),
-    }
+def check_values(text: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """ValueError, naming the field, for one that is there with another value than is computed."""
     for field, values in allowed.items():
         if text.get(field, values[0]) not in values:
             raise ValueError(f"{field} {text[field]!r}; this version computes {values[0]!r} only")
@@ -112,29 +117,27 @@ def _hf_ropes(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return local, {"rope_theta": text.get("rope_theta", 1_000_000.0), **older}
 
 
-def _layer_kinds(num_layers: int, text: Mapping[str, Any]) -> tuple[LayerKind, ...]:
+def layer_kinds_of(num_layers: int, text: Mapping[str, Any], pattern: int = _PATTERN) -> tuple[LayerKind, ...]:
+    """The kind of each layer, from the list in a config.json or from its pattern. ValueError where these are wrong."""
     kinds = text.get("layer_types")
     if kinds is None:
-        return _repeated(num_layers, text.get("sliding_window_pattern", _PATTERN))
+        return repeated_kinds(num_layers, text.get("sliding_window_pattern", pattern))
     unknown = set(kinds) - {"sliding_attention", "full_attention"}
     if unknown or len(kinds) != num_layers:
         raise ValueError(f"layer_types has {len(kinds)} entries for {num_layers} layers, unknown: {sorted(unknown)}")
     return tuple(kinds)
 
 
-def _repeated(num_layers: int, pattern: int) -> tuple[LayerKind, ...]:
+def repeated_kinds(num_layers: int, pattern: int) -> tuple[LayerKind, ...]:
+    """Every `pattern`-th layer sees everything."""
     return tuple("sliding_attention" if (n + 1) % pattern else "full_attention" for n in range(num_layers))
 
 
-def config_from_gguf(source: WeightSource) -> Gemma3Config:
+def config_from_gguf(source: WeightSource) -> GemmaConfig:
     """From a GGUF of architecture gemma3; constants that such files leave out are the architecture's."""
     meta = source.metadata
 
-    def need(key: str) -> Any:
-        if f"gemma3.{key}" not in meta:
-            raise CheckpointError(f"{source.path}: metadata gemma3.{key} is missing")
-        return meta[f"gemma3.{key}"]
-
+    need = partial(gguf_value, source)
     num_layers, heads, hidden = need("block_count"), need("attention.head_count"), need("embedding_length")
     head_size = meta.get("gemma3.attention.key_length", 256)
     scaling = {
@@ -147,7 +150,7 @@ def config_from_gguf(source: WeightSource) -> Gemma3Config:
     if not isinstance(pattern, int) or pattern < 1:
         raise UnsupportedCheckpoint(f"{source.path}: gemma3.attention.sliding_window_pattern is no number of layers")
     try:
-        return Gemma3Config(
+        return GemmaConfig(
             num_layers=num_layers,
             hidden_size=hidden,
             ffn_size=need("feed_forward_length"),
@@ -159,18 +162,20 @@ def config_from_gguf(source: WeightSource) -> Gemma3Config:
             norm_eps=need("attention.layer_norm_rms_epsilon"),
             query_scale=(hidden // heads if num_layers == _LAYERS_OF_27B else head_size) ** -0.5,
             window=need("attention.sliding_window"),
-            layer_kinds=_repeated(num_layers, pattern),
+            layer_kinds=repeated_kinds(num_layers, pattern),
             local_rope=make_rope(head_size, local_theta, None, 0),
             global_rope=make_rope(head_size, theta, scaling, need("context_length")),
             is_tied="output.weight" not in source.names(),
         )
+    except CheckpointError:
+        raise
     except ValueError as error:
         raise UnsupportedCheckpoint(f"{source.path}: {error}") from error
     except (TypeError, AttributeError, ZeroDivisionError) as error:
         raise CheckpointError(f"{source.path}: metadata with a value no gemma3 has ({error})") from error
 
 
-def param_specs(config: Gemma3Config) -> dict[str, Any]:
+def param_specs(config: GemmaConfig) -> dict[str, Any]:
     """The weight tree as metadata; matrices are [out, in]."""
     D, F, V, H = config.hidden_size, config.ffn_size, config.vocab_size, config.head_size
     NH, KH = config.num_heads * H, config.num_kv_heads * H
@@ -189,8 +194,7 @@ def param_specs(config: Gemma3Config) -> dict[str, Any]:
             "k": matrix(KH, D, "kv_heads", "model"),
             "v": matrix(KH, D, "kv_heads", "model"),
             "o": matrix(D, NH, "model", "heads"),
-            "q_norm": vector(H, "head"),
-            "k_norm": vector(H, "head"),
+            **{name: vector(H, "head") for name in ("q_norm", "k_norm") if config.has_qk_norm},
         },
         "mlp": {
             "gate": matrix(F, D, "ffn", "model"),
@@ -210,7 +214,7 @@ def param_specs(config: Gemma3Config) -> dict[str, Any]:
 
 def forward(
     params: dict[str, Any],
-    config: Gemma3Config,
+    config: GemmaConfig,
     kernels: Kernels,
     token_ids: Int32[Array, "T"],
     layout: RaggedLayout,
@@ -227,7 +231,7 @@ def forward(
 
 
 def _layer(
-    kind: LayerKind, config: Gemma3Config, kernels: Kernels, layout: RaggedLayout, num_tokens: int
+    kind: LayerKind, config: GemmaConfig, kernels: Kernels, layout: RaggedLayout, num_tokens: int
 ) -> Body[tuple[Array, KVPages]]:
     """The layers of one kind as a function of carry, weights and index."""
     is_sliding = kind == "sliding_attention"
@@ -238,6 +242,7 @@ def _layer(
         "head_size": config.head_size,
         "scale": config.query_scale,
         "window": config.window if is_sliding else None,
+        "soft_cap": config.attention_soft_cap,
         "qk_norm_eps": config.norm_eps,
     }
 
@@ -253,9 +258,12 @@ def _layer(
     return layer
 
 
-def logits(params: dict[str, Any], kernels: Kernels, x: Float[Array, "R D"]) -> Float32[Array, "R V"]:
+def logits(
+    params: dict[str, Any], config: GemmaConfig, kernels: Kernels, x: Float[Array, "R D"]
+) -> Float32[Array, "R V"]:
     """Next-token logits of hidden states."""
-    return unembed(kernels, x, params.get("unembed", params["embed"]))
+    out = unembed(kernels, x, params.get("unembed", params["embed"]))
+    return out if config.final_soft_cap is None else config.final_soft_cap * jnp.tanh(out / config.final_soft_cap)
 
 
 def _one_for_norms(parameter: str) -> float:
@@ -284,6 +292,7 @@ def _hf_names(prefix: str) -> NameMap:
 _GGUF_ATTENTION = {
     "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm"
 }  # fmt: skip
+HF_LAYOUT = FileLayout(names=_hf_names(""), added_to_vectors=_one_for_norms)
 GGUF_NAMES = NameMap(
     rules={
         "embed": "token_embd.weight",
@@ -304,7 +313,7 @@ MODEL = Model(
     config_from_hf=config_from_hf,
     config_from_gguf=config_from_gguf,
     param_specs=param_specs,
-    hf_layout=FileLayout(names=_hf_names(""), added_to_vectors=_one_for_norms),
+    hf_layout=HF_LAYOUT,
     gguf_layout=FileLayout(names=GGUF_NAMES),
     forward=forward,
     unembed=logits,

@@ -5,15 +5,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from checkpoints.load import open_weights
 from jaxserve.engine.loading import LoadedModel, Recipe, load_model
 from jaxserve.engine.progress import Silent
 from jaxserve.engine.step import Program, logits_of_tokens
 from jaxserve.kv_cache import KVCacheSpec, empty_cache
 from jaxserve.layers.stack import stack_layers
+from jaxserve.models.model import Model
 from jaxserve.offline import LLM
 from jaxserve.sampling_params import SamplingParams
 from pallas_kernels.kernels import XLA
@@ -85,6 +88,31 @@ def assert_greedy_parity(folder: Path) -> None:
         close = int(np.argmax(margins < 1e-3)) if (margins < 1e-3).any() else len(ids)
         assert close >= 8
         assert result.outputs[0].token_ids[:close] == ids[:close].tolist()
+
+
+def written_as_gguf(
+    folder: Path, path: Path, model: Model, metadata: dict[str, Any], factors: dict[str, float] | None = None
+) -> Path:
+    """A fixture of safetensors as a GGUF of the family's architecture, in float32.
+
+    factors: multiplied to parameters of a name, for constants that HF files state and GGUF files do not.
+    """
+    architecture = model.gguf_architectures[0]
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in metadata.items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(f"{architecture}.{key}", value)
+    with open_weights(folder) as source:
+        for name in sorted(source.names()):
+            parameter = model.hf_layout.names.parameter(name)
+            value = np.asarray(source.read(name).data, np.float32) + model.hf_layout.added_to_vectors(parameter)
+            value = value * (factors or {}).get(parameter.rsplit(".", 1)[-1], 1.0)
+            writer.add_tensor(model.gguf_layout.names.tensor_name(parameter), value.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def _program(path: Path, kernels, weights: Any) -> tuple[LoadedModel, Any]:

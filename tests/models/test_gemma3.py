@@ -6,10 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parity import FIXTURES, TOLERANCE, assert_decode_parity, assert_greedy_parity, assert_parity, whole_prompt_logits
+from parity import (
+    FIXTURES,
+    TOLERANCE,
+    assert_decode_parity,
+    assert_greedy_parity,
+    assert_parity,
+    whole_prompt_logits,
+    written_as_gguf,
+)
 
 from checkpoints.errors import CheckpointError, UnsupportedCheckpoint
-from jaxserve.models.gemma3 import config_from_hf
+from jaxserve.models.gemma3 import MODEL, config_from_hf
 from pallas_kernels.kernels import REFERENCE
 
 FOLDER = FIXTURES / "models" / "gemma3_text"
@@ -33,6 +41,36 @@ def test_logits_of_tokens_decoded_one_by_one():
 
 def test_greedy_ids_through_the_engine():
     assert_greedy_parity(FOLDER)
+
+
+GGUF_METADATA: dict[str, Any] = {
+    "block_count": 3,
+    "embedding_length": 64,
+    "feed_forward_length": 128,
+    "context_length": 512,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.key_length": 32,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "attention.sliding_window": 24,
+    "attention.sliding_window_pattern": 3,
+    "rope.freq_base": 1e6,
+    "rope.scaling.type": "linear",
+    "rope.scaling.factor": 8.0,
+}
+
+
+def test_the_same_model_as_a_gguf(tmp_path):
+    """Its norms hold 1 + w, and its queries are scaled by the head size; the fixture scales by 24."""
+    factors = {"q_norm": (32 / 24) ** 0.5}
+    assert_parity(FOLDER, written_as_gguf(FOLDER, tmp_path / "model.gguf", MODEL, GGUF_METADATA, factors))
+
+
+def test_a_gguf_without_a_needed_key_is_refused_in_one_line(tmp_path):
+    metadata = {key: value for key, value in GGUF_METADATA.items() if key != "attention.sliding_window"}
+    path = written_as_gguf(FOLDER, tmp_path / "model.gguf", MODEL, metadata)
+    with pytest.raises(CheckpointError, match=rf"^{path}: metadata gemma3.attention.sliding_window is missing$"):
+        whole_prompt_logits(path, np.arange(4))
 
 
 def test_every_form_of_the_configuration_is_the_same_model():

@@ -15,7 +15,7 @@ from parity import (
 from jaxserve.config import EngineConfig
 from pallas_kernels.kernels import REFERENCE
 
-HF = ["llama_untied", "llama_tied_bias_llama3", "llama_yarn", "llama_linear", "llama_bf16_sharded"]
+HF = ["llama_untied", "llama_tied_bias_llama3", "llama_yarn", "llama_linear", "llama_bf16_sharded", "mistral_swa"]
 
 
 @pytest.mark.parametrize("name", HF)
@@ -23,8 +23,9 @@ def test_logits_at_every_position(name):
     assert_parity(FIXTURES / "models" / name)
 
 
-def test_logits_of_tokens_decoded_one_by_one():
-    assert_decode_parity(FIXTURES / "models" / "llama_untied")
+@pytest.mark.parametrize("name", ["llama_untied", "mistral_swa"])
+def test_logits_of_tokens_decoded_one_by_one(name):
+    assert_decode_parity(FIXTURES / "models" / name)
 
 
 @pytest.mark.parametrize("name", ["llama_untied", "llama_tied_bias_llama3"])
