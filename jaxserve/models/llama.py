@@ -190,7 +190,7 @@ def forward(
     def layer(carry: tuple[Array, KVPages], weights: dict, index: int | Array) -> tuple[Array, KVPages]:
         x, cache = carry
         norm = RmsNorm(weight=weights["attention_norm"], eps=config.norm_eps)
-        constants = {"num_kv_heads": config.num_kv_heads, "head_size": config.head_size}
+        constants: dict[str, Any] = {"num_kv_heads": config.num_kv_heads, "head_size": config.head_size}
         constants |= {"window": config.window, "qk_norm_eps": config.norm_eps}
         x, cache = attention(
             kernels, x, weights["attention"], cache, index, layout, angles, before=norm, residual=x, **constants
