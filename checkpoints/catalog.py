@@ -60,7 +60,7 @@ CATALOG: dict[str, CatalogEntry] = {
             ),
             num_bytes=253_113_024,
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            summary="Gemma 3 270M, Q4_K_M (Gemma terms): can be inspected; its architecture is not run yet",
+            summary="Gemma 3 270M, Q4_K_M (Gemma terms): the base model, which continues text and knows no chat",
         ),
     )
 }

@@ -58,3 +58,11 @@ def smollm2_path() -> Path:
     from checkpoints.hub import default_cache_dir, pull  # here: the import hook must be in place first
 
     return pull("smollm2-135m-instruct", cache_dir=default_cache_dir(os.environ), progress=False).path
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """The Gemma of the catalog, for slow tests; as above."""
+    from checkpoints.hub import default_cache_dir, pull
+
+    return pull("gemma3-270m-q4-k-m", cache_dir=default_cache_dir(os.environ), progress=False).path

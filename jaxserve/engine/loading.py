@@ -68,7 +68,9 @@ def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
         with progress.task("loading weights", len(wanted)) as advance:
             for parameter, spec in wanted.items():
                 order = layout.row_order(parameter, config)
-                leaves[parameter] = _load(source, tensors[parameter], spec, order, _recipe_of(parameter, recipe))
+                leaf = _load(source, tensors[parameter], spec, order, _recipe_of(parameter, recipe))
+                added = layout.added_to_vectors(parameter)
+                leaves[parameter] = leaf + added if added else leaf
                 advance(1)
         file_bytes: dict[str, int] = {}
         for name in tensors.values():
@@ -159,7 +161,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _load(source: WeightSource, name: str, spec: ArraySpec, order: Any, recipe: Recipe) -> object:
+def _load(source: WeightSource, name: str, spec: ArraySpec, order: Any, recipe: Recipe) -> Any:
     tensor = source.read(name)
     weight = weight_from_tensor(tensor)
     if len(spec.shape) == 1:

@@ -49,7 +49,7 @@ def _step(
     hidden, cache = program.model.forward(
         params, program.config, program.kernels, token_ids, inputs.layout, cache, dtype=program.dtype
     )
-    unembed = partial(program.model.unembed, params, program.kernels)
+    unembed = partial(program.model.unembed, params, program.config, program.kernels)
     last = jnp.clip(inputs.layout.query_starts[1:] - 1, 0, shape.num_tokens - 1)
     logits = unembed(hidden[last])
     drawn = sample(logits, inputs.sampling, state)
@@ -115,4 +115,4 @@ def logits_of_tokens(
     hidden, cache = program.model.forward(
         params, program.config, program.kernels, token_ids, layout, cache, dtype=program.dtype
     )
-    return program.model.unembed(params, program.kernels, hidden), cache
+    return program.model.unembed(params, program.config, program.kernels, hidden), cache

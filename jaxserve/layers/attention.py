@@ -21,17 +21,24 @@ def attention(
     *,
     num_kv_heads: int,
     head_size: int,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    qk_norm_eps: float = 0.0,
     before: Before = None,
     residual: Float[Array, "T D"] | None = None,
 ) -> tuple[Float[Array, "T D"], KVPages]:
     """o(attention of q, k, v of before(x)) (+ residual), and the cache with this step's keys and values.
 
-    Biases where `weights` has them.
+    Biases and norms of queries and keys where `weights` has them. scale: 1 / sqrt(H) where None. window: a token sees
+    itself and the window - 1 tokens before it.
     """
     qkv = side_by_side(kernels, x, weights, ("q", "k", "v"), before=before)
+    norms = {"q_norm": weights.get("q_norm"), "k_norm": weights.get("k_norm"), "eps": qk_norm_eps}
     q, cache = kernels.rope_write_kv(
-        qkv, cache, layer, layout, num_kv_heads=num_kv_heads, head_size=head_size, angles=angles
+        qkv, cache, layer, layout, num_kv_heads=num_kv_heads, head_size=head_size, angles=angles, **norms
     )
-    out = kernels.paged_attention(q, cache, layer, layout, scale=head_size**-0.5)
+    scale = head_size**-0.5 if scale is None else scale
+    out = kernels.paged_attention(q, cache, layer, layout, scale=scale, window=window, soft_cap=soft_cap)
     out = out.astype(x.dtype).reshape(x.shape[0], -1)
     return linear(kernels, out, weights["o"], weights.get("o_bias"), residual=residual), cache

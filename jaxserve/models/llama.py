@@ -1,7 +1,8 @@
-"""Llama 2 and 3, and models of the same shape (SmolLM2, TinyLlama, Mistral without a sliding window)."""
+"""Llama 2 and 3, and models of the same shape (SmolLM2, TinyLlama, Mistral); qwen.py builds on it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jaxserve.layers.mlp import gated_mlp
 from jaxserve.layers.norm import RmsNorm, rms_norm
 from jaxserve.layers.rope import Rope, make_rope, rope_angles
 from jaxserve.layers.stack import run_layers
-from jaxserve.models.model import FileLayout, Model
+from jaxserve.models.model import FileLayout, Model, gguf_value
 from pallas_kernels.kernels import Kernels
 from pallas_kernels.kv_pages import KVPages
 from pallas_kernels.ragged import RaggedLayout, positions_of_tokens
@@ -26,7 +27,7 @@ from sharding.spec import ArraySpec
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig:
-    """Sizes and constants of one model."""
+    """Sizes and constants of one model. attention_biases: those of "q", "k", "v" and "o" that have one."""
 
     num_layers: int
     hidden_size: int
@@ -39,12 +40,17 @@ class LlamaConfig:
     norm_eps: float
     rope: Rope
     is_tied: bool
-    has_attention_bias: bool = False
+    attention_biases: tuple[str, ...] = ()
     has_mlp_bias: bool = False
+    has_qk_norm: bool = False
+    window: int | None = None
 
 
 def config_from_hf(hf: Mapping[str, Any]) -> LlamaConfig:
-    """From a config.json of model_type llama. Raises CheckpointError for a missing field or an unsupported value."""
+    """From a config.json of model_type llama or mistral, or one with the same fields.
+
+    Raises CheckpointError for a missing field, UnsupportedCheckpoint for a value this version does not compute.
+    """
     if hf.get("hidden_act", "silu") != "silu":
         raise UnsupportedCheckpoint(f"config.json: hidden_act {hf['hidden_act']!r}; this version computes silu only")
     try:
@@ -64,56 +70,57 @@ def config_from_hf(hf: Mapping[str, Any]) -> LlamaConfig:
             norm_eps=hf.get("rms_norm_eps", 1e-6),
             rope=make_rope(head_size, theta, scaling, hf["max_position_embeddings"]),
             is_tied=hf.get("tie_word_embeddings", False),
-            has_attention_bias=hf.get("attention_bias", False),
+            attention_biases=tuple("qkvo") if hf.get("attention_bias", False) else (),
             has_mlp_bias=hf.get("mlp_bias", False),
+            window=hf.get("sliding_window") if hf.get("model_type") == "mistral" else None,
         )
     except KeyError as error:
         raise CheckpointError(f"config.json: field {error} is missing") from error
     except ValueError as error:
         raise UnsupportedCheckpoint(f"config.json: {error}") from error
     except (TypeError, ZeroDivisionError) as error:
-        raise CheckpointError(f"config.json: a field has a value no llama has ({error})") from error
+        raise CheckpointError(f"config.json: a field has a value no {hf.get('model_type')} has ({error})") from error
 
 
 def config_from_gguf(source: WeightSource) -> LlamaConfig:
-    """From a GGUF of architecture llama; a rope_freqs.weight tensor holds llama3's frequency factors."""
-    meta, names = source.metadata, source.names()
+    """From a GGUF of architecture llama, or one with the same keys under its own name.
 
-    def need(key: str) -> Any:
-        if f"llama.{key}" not in meta:
-            raise CheckpointError(f"{source.path}: metadata llama.{key} is missing")
-        return meta[f"llama.{key}"]
+    A rope_freqs.weight tensor holds llama3's frequency factors. Raises CheckpointError, UnsupportedCheckpoint.
+    """
+    meta, names, architecture = source.metadata, source.names(), source.metadata["general.architecture"]
 
+    need = partial(gguf_value, source)
     heads, hidden = need("attention.head_count"), need("embedding_length")
-    head_size = meta.get("llama.attention.key_length") or hidden // heads
-    if meta.get("llama.rope.dimension_count", head_size) != head_size or meta.get("llama.expert_count"):
-        raise UnsupportedCheckpoint(f"{source.path}: partial rope or experts under architecture llama")
+    head_size = meta.get(f"{architecture}.attention.key_length") or hidden // heads
+    rotated = meta.get(f"{architecture}.rope.dimension_count", head_size)
+    if rotated != head_size or meta.get(f"{architecture}.expert_count"):
+        raise UnsupportedCheckpoint(f"{source.path}: partial rope or experts under architecture {architecture}")
     return LlamaConfig(
         num_layers=need("block_count"),
         hidden_size=hidden,
         ffn_size=need("feed_forward_length"),
         num_heads=heads,
-        num_kv_heads=meta.get("llama.attention.head_count_kv") or heads,
+        num_kv_heads=meta.get(f"{architecture}.attention.head_count_kv") or heads,
         head_size=head_size,
         vocab_size=source.info("token_embd.weight").shape[0],
         max_position=need("context_length"),
         norm_eps=need("attention.layer_norm_rms_epsilon"),
-        rope=_gguf_rope(source, head_size),
+        rope=_gguf_rope(source, architecture, head_size),
         is_tied="output.weight" not in names,
-        has_attention_bias="blk.0.attn_q.bias" in names,
+        attention_biases=tuple(ours for ours, theirs in _GGUF_MATRICES.items() if f"blk.0.{theirs}.bias" in names),
     )
 
 
-def _gguf_rope(source: WeightSource, head_size: int) -> Rope:
-    meta = source.metadata
+def _gguf_rope(source: WeightSource, architecture: str, head_size: int) -> Rope:
+    meta, rope_key = source.metadata, f"{architecture}.rope"
     scaling: dict[str, Any] = {
-        "type": meta.get("llama.rope.scaling.type", "default").replace("none", "default"),
-        "factor": meta.get("llama.rope.scaling.factor", 1.0),
-        "original_max_position_embeddings": meta.get("llama.rope.scaling.original_context_length"),
+        "type": meta.get(f"{rope_key}.scaling.type", "default").replace("none", "default"),
+        "factor": meta.get(f"{rope_key}.scaling.factor", 1.0),
+        "original_max_position_embeddings": meta.get(f"{rope_key}.scaling.original_context_length"),
     }
-    theta = meta.get("llama.rope.freq_base", 10000.0)
+    theta = meta.get(f"{rope_key}.freq_base", 10000.0)
     try:
-        rope = make_rope(head_size, theta, scaling, meta["llama.context_length"])
+        rope = make_rope(head_size, theta, scaling, meta[f"{architecture}.context_length"])
     except ValueError as error:
         raise UnsupportedCheckpoint(f"{source.path}: {error}") from error
     if "rope_freqs.weight" not in source.names():
@@ -139,14 +146,10 @@ def param_specs(config: LlamaConfig) -> dict[str, Any]:
         "v": matrix(KH, D, "kv_heads", "model"),
         "o": matrix(D, NH, "model", "heads"),
     }
-    if config.has_attention_bias:
-        sizes = {
-            "q_bias": (NH, "heads"),
-            "k_bias": (KH, "kv_heads"),
-            "v_bias": (KH, "kv_heads"),
-            "o_bias": (D, "model"),
-        }
-        attention_specs |= {name: vector(*size) for name, size in sizes.items()}
+    bias_sizes = {"q": (NH, "heads"), "k": (KH, "kv_heads"), "v": (KH, "kv_heads"), "o": (D, "model")}
+    attention_specs |= {f"{name}_bias": vector(*bias_sizes[name]) for name in config.attention_biases}
+    if config.has_qk_norm:
+        attention_specs |= {name: vector(config.head_size, "head") for name in ("q_norm", "k_norm")}
     mlp_specs = {
         "gate": matrix(F, D, "ffn", "model"),
         "up": matrix(F, D, "ffn", "model"),
@@ -187,9 +190,10 @@ def forward(
     def layer(carry: tuple[Array, KVPages], weights: dict, index: int | Array) -> tuple[Array, KVPages]:
         x, cache = carry
         norm = RmsNorm(weight=weights["attention_norm"], eps=config.norm_eps)
-        heads = {"num_kv_heads": config.num_kv_heads, "head_size": config.head_size}
+        constants: dict[str, Any] = {"num_kv_heads": config.num_kv_heads, "head_size": config.head_size}
+        constants |= {"window": config.window, "qk_norm_eps": config.norm_eps}
         x, cache = attention(
-            kernels, x, weights["attention"], cache, index, layout, angles, before=norm, residual=x, **heads
+            kernels, x, weights["attention"], cache, index, layout, angles, before=norm, residual=x, **constants
         )
         norm = RmsNorm(weight=weights["mlp_norm"], eps=config.norm_eps)
         return gated_mlp(kernels, x, weights["mlp"], before=norm, residual=x), cache
@@ -198,7 +202,9 @@ def forward(
     return rms_norm(x, params["norm"], config.norm_eps), cache
 
 
-def logits(params: dict[str, Any], kernels: Kernels, x: Float[Array, "R D"]) -> Float32[Array, "R V"]:
+def logits(
+    params: dict[str, Any], config: LlamaConfig, kernels: Kernels, x: Float[Array, "R D"]
+) -> Float32[Array, "R V"]:
     """Next-token logits of hidden states."""
     return unembed(kernels, x, params.get("unembed", params["embed"]))
 
@@ -222,6 +228,7 @@ HF_NAMES = NameMap(
         "layers.{layer}.mlp_norm": "model.layers.{layer}.post_attention_layernorm.weight",
         **{f"layers.{{layer}}.attention.{p}": f"model.layers.{{layer}}.self_attn.{p}_proj.weight" for p in "qkvo"},
         **{f"layers.{{layer}}.attention.{p}_bias": f"model.layers.{{layer}}.self_attn.{p}_proj.bias" for p in "qkvo"},
+        **{f"layers.{{layer}}.attention.{p}_norm": f"model.layers.{{layer}}.self_attn.{p}_norm.weight" for p in "qk"},
         **{
             f"layers.{{layer}}.mlp.{p}{ours}": f"model.layers.{{layer}}.mlp.{p}_proj.{theirs}"
             for p in ("gate", "up", "down")
@@ -239,12 +246,13 @@ GGUF_NAMES = NameMap(
         "layers.{layer}.mlp_norm": "blk.{layer}.ffn_norm.weight",
         **{f"layers.{{layer}}.attention.{p}": f"blk.{{layer}}.{t}.weight" for p, t in _GGUF_MATRICES.items()},
         **{f"layers.{{layer}}.attention.{p}_bias": f"blk.{{layer}}.{t}.bias" for p, t in _GGUF_MATRICES.items()},
+        **{f"layers.{{layer}}.attention.{p}_norm": f"blk.{{layer}}.attn_{p}_norm.weight" for p in "qk"},
         **{f"layers.{{layer}}.mlp.{p}": f"blk.{{layer}}.ffn_{p}.weight" for p in ("gate", "up", "down")},
     }
 )
 
 MODEL = Model(
-    hf_architectures=("LlamaForCausalLM",),
+    hf_architectures=("LlamaForCausalLM", "MistralForCausalLM"),
     gguf_architectures=("llama",),
     config_from_hf=config_from_hf,
     config_from_gguf=config_from_gguf,

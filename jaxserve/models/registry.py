@@ -1,10 +1,10 @@
 """The families this version runs, by the architecture names that files state."""
 
 from checkpoints.errors import UnsupportedCheckpoint
-from jaxserve.models import llama
+from jaxserve.models import gemma2, gemma3, llama, qwen
 from jaxserve.models.model import Model
 
-MODELS: tuple[Model, ...] = (llama.MODEL,)
+MODELS: tuple[Model, ...] = (llama.MODEL, qwen.MODEL, gemma2.MODEL, gemma3.MODEL)
 
 
 def model_for_hf(architecture: str) -> Model:

@@ -15,11 +15,14 @@ BLOCK_LENGTH = 32
 
 
 def split_blocks(
-    raw: UInt8[np.ndarray, "... bytes_per_row"], shape: tuple[int, ...], field_bytes: tuple[int, ...]
+    raw: UInt8[np.ndarray, "... bytes_per_row"],
+    shape: tuple[int, ...],
+    field_bytes: tuple[int, ...],
+    block_length: int = BLOCK_LENGTH,
 ) -> list[UInt8[np.ndarray, "..."]]:
     """Each field of all blocks as one array [..., blocks * field_bytes], in the blocks' order; a copy."""
-    blocks_per_row = shape[-1] // BLOCK_LENGTH
-    assert shape[-1] % BLOCK_LENGTH == 0, f"rows of {shape[-1]} values are not whole blocks of {BLOCK_LENGTH}"
+    blocks_per_row = shape[-1] // block_length
+    assert shape[-1] % block_length == 0, f"rows of {shape[-1]} values are not whole blocks of {block_length}"
     assert raw.shape == (*shape[:-1], blocks_per_row * sum(field_bytes)), f"{raw.shape} bytes for a shape of {shape}"
     blocks = raw.reshape(*shape[:-1], blocks_per_row, sum(field_bytes))
     ends = np.cumsum(field_bytes)
@@ -41,10 +44,25 @@ def inverse(scale: Float32[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
     return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
 
 
-def signed_extreme(values: Float32[np.ndarray, "*rows blocks 32"]) -> Float32[np.ndarray, "*rows blocks 1"]:
+def signed_extreme(values: Float32[np.ndarray, "*rows blocks length"]) -> Float32[np.ndarray, "*rows blocks 1"]:
     """The value of largest magnitude of each block, with its sign; the first of equals."""
     index = np.abs(values).argmax(axis=-1, keepdims=True)
     return np.take_along_axis(values, index, axis=-1)
+
+
+def nearest_levels(
+    values: Float32[np.ndarray, "*rows blocks 32"],
+    scale: Float32[np.ndarray, "*rows blocks"],
+    levels: tuple[int, ...],
+) -> UInt8[np.ndarray, "*rows blocks 32"]:
+    """The index of the level that comes nearest to each value when multiplied by the scale; the first of equals."""
+    nearest = np.zeros(values.shape, np.uint8)
+    least = np.full(values.shape, np.inf, np.float32)
+    for index, level in enumerate(levels):
+        error = np.abs(scale[..., None] * np.float32(level) - values)
+        nearest[error < least] = index
+        least = np.minimum(error, least)
+    return nearest
 
 
 def pack_nibbles(quants: UInt8[np.ndarray, "*rows blocks 32"]) -> UInt8[np.ndarray, "*rows half"]:

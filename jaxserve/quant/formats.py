@@ -2,7 +2,7 @@
 
 from checkpoints.errors import UnsupportedCheckpoint
 from checkpoints.tensors import HostTensor
-from jaxserve.quant import dense, q4, q5, q8
+from jaxserve.quant import dense, iq4, mxfp4, q2_k, q4, q4_k, q5, q6_k, q8
 from jaxserve.quant.quantized import Format, Weight
 
 FORMATS: dict[str, Format] = {
@@ -14,6 +14,14 @@ FORMATS: dict[str, Format] = {
     "Q5_0": q5.Q5_0,
     "Q5_1": q5.Q5_1,
     "Q8_0": q8.Q8_0,
+    "Q2_K": q2_k.Q2_K,
+    "Q3_K": q2_k.Q3_K,
+    "Q4_K": q4_k.Q4_K,
+    "Q5_K": q4_k.Q5_K,
+    "Q6_K": q6_k.Q6_K,
+    "IQ4_NL": iq4.IQ4_NL,
+    "IQ4_XS": iq4.IQ4_XS,
+    "MXFP4": mxfp4.MXFP4,
 }
 
 

@@ -83,7 +83,7 @@ def _byte_level(metadata: Mapping[str, object]) -> GgufVocabulary:
 
 def _sentencepiece(metadata: Mapping[str, object]) -> GgufVocabulary:
     tokens = _list(metadata, "tokenizer.ggml.tokens", str)
-    types = _types(metadata, len(tokens))
+    types = _with_unknown(metadata, _types(metadata, len(tokens)))
     scores = _list(metadata, "tokenizer.ggml.scores", float, len(tokens))
     space_prefix = _flag(metadata, "tokenizer.ggml.add_space_prefix", True)
     if types.count(UNKNOWN) != 1:
@@ -92,7 +92,9 @@ def _sentencepiece(metadata: Mapping[str, object]) -> GgufVocabulary:
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(
-            sentencepiece_model.model_bytes(tokens, scores, types, byte_fallback=has_bytes, space_prefix=space_prefix)
+            sentencepiece_model.model_bytes(
+                _escaped(tokens, types), scores, types, byte_fallback=has_bytes, space_prefix=space_prefix
+            )
         )
     except Exception as error:
         raise CheckpointError(f"tokenizer.ggml.tokens is no sentencepiece vocabulary: {error}") from error
@@ -111,6 +113,22 @@ def _sentencepiece(metadata: Mapping[str, object]) -> GgufVocabulary:
     )
     encoder = SentencePieceEncoder(processor, special=special, added={})
     return GgufVocabulary(encoder=encoder, table=table, special_tokens=special, adds_bos=True)
+
+
+def _with_unknown(metadata: Mapping[str, object], types: list[int]) -> list[int]:
+    """types with the token named by unknown_token_id marked as unknown, where none is: Gemma files mark it control."""
+    named = metadata.get("tokenizer.ggml.unknown_token_id")
+    if UNKNOWN in types or type(named) is not int or not 0 <= named < len(types):
+        return types
+    return [*types[:named], UNKNOWN, *types[named + 1 :]]
+
+
+def _escaped(tokens: list[str], types: list[int]) -> list[str]:
+    """tokens with blanks of user-defined ones as sentencepiece writes them: GGUF files hold these as plain text."""
+    return [
+        token.replace(" ", "\u2581") if kind == USER_DEFINED else token
+        for token, kind in zip(tokens, types, strict=True)
+    ]
 
 
 def _ids_of(types: list[int], *kinds: int) -> frozenset[int]:

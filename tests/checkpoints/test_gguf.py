@@ -102,7 +102,7 @@ def test_both_versions_give_plain_values_and_views(version: int, tmp_path: Path)
     assert not raw.flags.writeable
 
 
-@pytest.mark.parametrize("name", ["gguf_tensors", "gguf_llama_legacy"])
+@pytest.mark.parametrize("name", ["gguf_tensors", "gguf_llama_legacy", "gguf_llama_kquants"])
 def test_real_files_agree_with_the_gguf_package(name: str) -> None:
     path = FIXTURES / name / "model.gguf"
     reader = gguf.GGUFReader(path)
@@ -176,6 +176,19 @@ def test_a_damaged_file_is_refused_by_file_and_field(case: str, tmp_path: Path) 
         open_gguf(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert not isinstance(caught.value, UnsupportedCheckpoint)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, block in BLOCK_SIZES.items() if block.num_elements > 1))
+def test_sizes_of_every_block_format_are_checked(name: str, tmp_path: Path) -> None:
+    """Rows that end inside a block, and blocks that end behind the file."""
+    kind = {name: number for number, name in GGUF_TYPE_NAMES.items()}[name]
+    block = BLOCK_SIZES[name]
+    half = gguf_bytes([], [tensor("w", [block.num_elements // 2], kind=kind)], data=bytes(512))
+    with pytest.raises(CheckpointError, match=rf"'w': rows of .* whole {name} blocks of {block.num_elements}$"):
+        open_gguf(written(tmp_path, half))
+    short = gguf_bytes([], [tensor("w", [block.num_elements, 2], kind=kind)], data=bytes(2 * block.num_bytes - 1))
+    with pytest.raises(CheckpointError, match=r"'w': ends at byte [\d,]+, the file at [\d,]+$"):
+        open_gguf(written(tmp_path, short))
 
 
 def test_deeply_nested_arrays_are_refused(tmp_path: Path) -> None:

@@ -40,6 +40,33 @@ def test_scanned_equals_unrolled_equals_written_out():
         np.testing.assert_allclose(cache, rows, atol=1e-6)
 
 
+def test_layers_of_two_kinds_run_in_their_order():
+    """Each kind is traced once unrolled, and once for every run of neighbours when scanned."""
+    layers, traced = layers_of(5), []
+
+    def kind(name, sign):
+        def layer(carry, weights, index):
+            traced.append(name)
+            x, cache = body(carry, weights, index)
+            return sign * x, cache
+
+        return layer
+
+    a, b = kind("a", 1), kind("b", -1)
+    bodies, signs = [a, a, b, a, b], [1, 1, -1, 1, -1]
+    start = (jnp.arange(4, dtype=jnp.float32), jnp.zeros((5, 4)))
+    x = np.arange(4.0)
+    for index, (weights, sign) in enumerate(zip(layers, signs, strict=True)):
+        x = sign * np.tanh(x @ np.asarray(weights["matrix"].array) + np.asarray(weights["bias"]) + index)
+    got, _ = run_layers(layers, start, bodies)
+    np.testing.assert_allclose(got, x, atol=1e-6)
+    assert traced == ["a", "b"]
+    traced.clear()
+    got, _ = run_layers(stack_layers(layers), start, bodies)
+    np.testing.assert_allclose(got, x, atol=1e-6)
+    assert traced == ["a", "b", "a", "b"]
+
+
 def test_a_single_layer():
     layers = layers_of(1)
     start = (jnp.ones(4), jnp.zeros((1, 4)))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from jaxserve.offline import LLM
 from jaxserve.sampling_params import SamplingParams
 
-sys.path.insert(0, str(Path(__file__).parent))
 CASES = json.loads((Path(__file__).resolve().parent.parent / "fixtures" / "smollm2" / "cases.json").read_text())[
     "cases"
 ]
@@ -74,7 +72,7 @@ def test_the_64_largest_logits(smollm2_logits, number: int):
 
 @pytest.fixture(scope="module")
 def smollm2_logits(smollm2_path: Path):
-    from test_llama import whole_prompt_logits
+    from parity import whole_prompt_logits
 
     from pallas_kernels.kernels import REFERENCE
 

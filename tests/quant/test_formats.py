@@ -28,10 +28,24 @@ ROUND_TRIP_ERROR = {
     "Q5_0": 1 / 16 + 0.005,
     "Q5_1": 1 / 31 + 0.005,
     "Q8_0": 0.5 / 127 + 0.001,
+    # Sub-blocks: a step is up to two extremes over the highest quant, and scales of 4 or 6 bits are off by half a unit
+    # of the super-block's largest.
+    "Q2_K": 0.55,
+    "Q3_K": 0.4,
+    "Q4_K": 0.12,
+    "Q5_K": 0.08,
+    "Q6_K": 0.06,
+    "IQ4_NL": 0.12,  # the last level of the side opposite to the extreme is 113 of 127
+    "IQ4_XS": 0.2,
+    "MXFP4": 0.26,  # the largest is 6 times a power of two; a block's extreme may be up to 8
 }
+# Bytes a row of 512 takes more than in the file: packed 6-bit scales are kept as bytes.
+EXTRA_BYTES = {"Q3_K": 2 * 4, "Q4_K": 2 * 4, "Q5_K": 2 * 4, "IQ4_XS": 2 * 2}
+LENGTH = 512
+NOT_ENCODED_BY_THE_PACKAGE = {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"}
 
 
-def random_matrix(num_outputs: int = 8, num_inputs: int = 96, seed: int = 0) -> np.ndarray:
+def random_matrix(num_outputs: int = 8, num_inputs: int = 512, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(num_outputs, num_inputs)).astype(np.float32)
 
 
@@ -45,8 +59,8 @@ def test_round_trip(name: str) -> None:
     assert (error <= ROUND_TRIP_ERROR[name] * np.abs(matrix).reshape(8, -1, 32).max(axis=-1)).all()
 
 
+@pytest.mark.parametrize("file_name", ["gguf_tensors", "gguf_llama_legacy", "gguf_llama_kquants"])
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("file_name", ["gguf_tensors", "gguf_llama_legacy"])
 def test_decode_equals_the_goldens(name: str, file_name: str) -> None:
     golden = np.load(FIXTURES / file_name / "golden.npz")
     checked = 0
@@ -58,16 +72,16 @@ def test_decode_equals_the_goldens(name: str, file_name: str) -> None:
             values = np.asarray(jax.jit(decode)(weight))
             np.testing.assert_array_equal(values[: len(golden[key])], golden[key])
             checked += 1
-    assert checked or name == "F32"  # neither file has a golden of that
+    assert checked or name == "F32" or file_name != "gguf_tensors"  # that file has a golden of every other format
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(set(NAMES) - NOT_ENCODED_BY_THE_PACKAGE))
 @pytest.mark.parametrize("kind", ["normal", "zeros", "ties", "tiny"])
 def test_encode_agrees_with_the_reference_bit_for_bit(name: str, kind: str) -> None:
     matrix = {
         "normal": random_matrix(seed=3),
-        "zeros": np.zeros((8, 96), np.float32),
-        "ties": np.tile(np.arange(-48, 48, dtype=np.float32) / 2, (8, 1)),
+        "zeros": np.zeros((8, LENGTH), np.float32),
+        "ties": np.tile(np.arange(-48, 48, dtype=np.float32) / 2, (8, 6))[:, :LENGTH],
         "tiny": random_matrix(seed=4) * np.float32(1e-6),
     }[kind]
     expected = gguf.quants.quantize(matrix, gguf.GGMLQuantizationType[name])
@@ -81,19 +95,19 @@ def test_encode_agrees_with_the_reference_bit_for_bit(name: str, kind: str) -> N
 @pytest.mark.parametrize("name", NAMES)
 def test_spec_has_the_shapes_of_a_weight(name: str) -> None:
     weight = FORMATS[name].encode(random_matrix())
-    spec = FORMATS[name].spec(8, 96)
+    spec = FORMATS[name].spec(8, LENGTH)
     assert jax.tree.structure(spec) == jax.tree.structure(weight)
     for expected, array in zip(jax.tree.leaves(spec), jax.tree.leaves(weight), strict=True):
         assert (expected.shape, expected.dtype) == (array.shape, array.dtype)
     block = BLOCK_SIZES[name]
-    assert num_bytes(weight) == num_bytes(spec) == 8 * block.row_bytes(96)
+    assert num_bytes(weight) == num_bytes(spec) == 8 * (block.row_bytes(LENGTH) + EXTRA_BYTES.get(name, 0))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_matmul_is_x_times_the_decoded_matrix(name: str, dtype: jnp.dtype) -> None:
     weight = jax.tree.map(jnp.asarray, FORMATS[name].encode(random_matrix()))
-    x = jnp.asarray(random_matrix(5, 96, seed=1), dtype)
+    x = jnp.asarray(random_matrix(5, seed=1), dtype)
     exact = np.asarray(x, np.float64) @ np.asarray(decode(weight), np.float64).T
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         result = jax.jit(matmul)(x, weight)
@@ -117,7 +131,7 @@ def test_rows_are_those_of_the_decoded_matrix(name: str) -> None:
 def test_weights_stay_packed_when_stacked_for_experts(name: str) -> None:
     first, second = (FORMATS[name].encode(random_matrix(seed=seed)) for seed in (5, 6))
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), first, second)
-    assert stacked.shape == (2, 8, 96)
+    assert stacked.shape == (2, 8, LENGTH)
     np.testing.assert_array_equal(np.asarray(decode(stacked)[1]), np.asarray(decode(second)))
 
 
@@ -125,10 +139,24 @@ def test_weights_stay_packed_when_stacked_for_experts(name: str) -> None:
 def test_any_bytes_decode_as_the_reference_decodes_them(name: str) -> None:
     """Random bytes: every bit pattern of the quants, and scales that are negative, infinite or no number."""
     raw = np.random.default_rng(7).integers(0, 256, (256, 2 * BLOCK_SIZES[name].num_bytes), dtype=np.uint8)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])
-    weight = FORMATS[name].from_gguf_bytes(raw, (256, 64))
-    np.testing.assert_array_equal(np.asarray(decode(weight)), expected)
+    weight = FORMATS[name].from_gguf_bytes(raw, (256, 2 * BLOCK_SIZES[name].num_elements))
+    values = np.asarray(decode(weight))
+    if name == "MXFP4":  # XLA on CPU takes subnormal numbers for 0, and the scales of exponents 0 and 1 are such
+        is_subnormal = np.repeat(raw[:, :: BLOCK_SIZES[name].num_bytes] < 2, 32, axis=-1)
+        expected = np.where(is_subnormal | (np.abs(expected) < np.finfo(np.float32).tiny), 0, expected)
+    np.testing.assert_array_equal(values, expected)
+
+
+@pytest.mark.parametrize("name", sorted(NOT_ENCODED_BY_THE_PACKAGE))
+@pytest.mark.parametrize("scale", [0.0, 1e-7, 1e3])
+def test_encode_of_extremes_stays_within_them(name: str, scale: float) -> None:
+    """Scales that round to zero or that are large leave finite values no larger than the matrix needs."""
+    matrix = random_matrix(seed=9) * np.float32(scale)
+    values = np.asarray(decode(FORMATS[name].encode(matrix)))
+    assert np.isfinite(values).all()
+    assert np.abs(values).max() <= 1.2 * np.abs(matrix).max()
 
 
 @pytest.mark.parametrize("name", sorted(set(BLOCK_SIZES) - set(FORMATS)))
@@ -140,5 +168,5 @@ def test_formats_not_computed_with_are_refused_by_name(name: str) -> None:
 
 def test_format_named_says_who_wants_it() -> None:
     assert format_named("Q4_1", wanted_by="--weights") is FORMATS["Q4_1"]
-    with pytest.raises(UnsupportedCheckpoint, match="--weights is stored as Q4_K"):
-        format_named("Q4_K", wanted_by="--weights")
+    with pytest.raises(UnsupportedCheckpoint, match="--weights is stored as IQ2_XS"):
+        format_named("IQ2_XS", wanted_by="--weights")

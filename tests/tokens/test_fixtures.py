@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints.gguf import open_gguf
 from jaxserve.errors import ChatTemplateError
 from jaxserve.tokens import (
     ChatTemplate,
     Detokenizer,
     encode_chat,
     load_tokenizer_from_folder,
+    load_tokenizer_from_gguf,
 )
 
 CASES = Path(__file__).resolve().parent.parent / "fixtures" / "tokenizers"
@@ -65,6 +67,17 @@ def test_encode_plain(recorded):
     plain = [case for case in cases["encode"] if "ids_plain" in case]
     assert plain
     assert wrong(plain, lambda c: tokenizer.encode_plain(c["text"]) == c["ids_plain"]) == []
+
+
+@pytest.mark.slow
+def test_gemma_vocabulary_in_a_gguf_encodes_as_the_folder(gemma3_path):
+    """Ids as recorded, with one BOS. Not its text: GGUF files mark unused tokens as control, and these are left out."""
+    tokenizer = load_tokenizer_from_gguf(open_gguf(gemma3_path).metadata)
+    cases = json.loads((CASES / "gemma3.json").read_text(encoding="utf-8"))["encode"]
+    assert wrong(cases, lambda c: tokenizer.encode(c["text"], add_special=False) == c["ids"]) == []
+    assert wrong(cases, lambda c: tokenizer.encode(c["text"]) == (c["ids_bos"] or c["ids"])) == []
+    assert tokenizer.encode("The capital of France is")[:2] == [tokenizer.bos_token_id, 818]
+    assert tokenizer.chat_template is None
 
 
 def test_decode(recorded):

@@ -91,6 +91,23 @@ def test_sentencepiece_special_and_user_defined_tokens(spm, processor):
     assert spm.encode("the")[0] == 1
 
 
+def test_sentencepiece_vocabulary_as_gemma_files_hold_it(sentencepiece_metadata, spm):
+    """The unknown token marked as control and named by its id; blanks of user-defined tokens as plain text."""
+    tokens, types = (list(sentencepiece_metadata[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type"))
+    types[types.index(2)] = 3
+    last = len(tokens) - 1
+    tokens[last], types[last] = "  ", 4
+    changed = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    metadata = {**sentencepiece_metadata, **changed}
+    with pytest.raises(CheckpointError, match="has 0 unknown tokens"):
+        load_tokenizer_from_gguf(metadata)
+    gemma = load_tokenizer_from_gguf({**metadata, "tokenizer.ggml.unknown_token_id": 0})
+    assert gemma.encode("the cat") == spm.encode("the cat")
+    ids = gemma.encode_plain("a  cat")
+    assert last in ids
+    assert gemma.decode(ids) == "a  cat"
+
+
 @pytest.mark.parametrize("pre", [None, "no-such-cut"])
 def test_unknown_cut_is_refused(pre):
     with pytest.raises(UnsupportedCheckpoint, match="missing" if pre is None else "no-such-cut"):
