@@ -27,7 +27,6 @@ class Engine:
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {model}")
         self._num_threads = num_threads
-        self._max_len = max_len
         self._contexts = {}
         self._batch = llama_cpp.llama_batch_init(MAX_BATCH_TOKENS, 0, 1)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
@@ -35,7 +34,7 @@ class Engine:
 
     def generate(self, prompts, num_tokens):
         """See exchange. The prompts are computed in as few batches as hold them."""
-        context = self._context(len(prompts))
+        context = self._context(len(prompts), max(map(len, prompts)) + num_tokens)
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
         start = time.perf_counter()
         tokens = self._prefill(context, prompts)
@@ -61,21 +60,28 @@ class Engine:
             tokens |= {row[2]: self._likeliest(context, i) for i, row in enumerate(some) if row[3]}
         return [tokens[s] for s in range(len(prompts))]
 
-    def _context(self, num_seqs):
-        """A context for so many sequences, made when first asked for."""
-        if num_seqs not in self._contexts:
-            params = llama_cpp.llama_context_default_params()
-            params.n_ctx = num_seqs * self._max_len
-            params.n_batch = MAX_BATCH_TOKENS
-            params.n_threads = params.n_threads_batch = self._num_threads
-            params.n_seq_max = num_seqs
-            if hasattr(params, "kv_unified"):
-                params.kv_unified = True
-            context = llama_cpp.llama_init_from_model(self._model, params)
-            if not context:
-                raise RuntimeError(f"llama.cpp makes no context for {num_seqs} sequences of {self._max_len} tokens")
-            self._contexts[num_seqs] = context
-        return self._contexts[num_seqs]
+    def _context(self, num_seqs, num_tokens):
+        """A context for so many sequences of so many tokens, kept; made when first asked for one of that size."""
+        held, context = self._contexts.get(num_seqs, (0, None))
+        if held < num_tokens:
+            if context:
+                llama_cpp.llama_free(context)
+            context = self._new_context(num_seqs, num_tokens)
+            self._contexts[num_seqs] = num_tokens, context
+        return context
+
+    def _new_context(self, num_seqs, num_tokens):
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = num_seqs * num_tokens
+        params.n_batch = MAX_BATCH_TOKENS
+        params.n_threads = params.n_threads_batch = self._num_threads
+        params.n_seq_max = num_seqs
+        if hasattr(params, "kv_unified"):
+            params.kv_unified = True
+        context = llama_cpp.llama_init_from_model(self._model, params)
+        if not context:
+            raise RuntimeError(f"llama.cpp makes no context for {num_seqs} sequences of {num_tokens} tokens")
+        return context
 
     def _decode(self, context, rows):
         """rows: (token, position, sequence, whether its logits are wanted)."""
