@@ -1,11 +1,13 @@
-"""The paged key-value cache as a pytree, and what one page costs."""
+"""What the paged key-value cache of a model looks like, and what one page costs."""
 
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from pallas_kernels.pytree import pytree
+from pallas_kernels.kernels import Kernels
+from pallas_kernels.kv_pages import KVPages
+
+SCALE_BYTES = 4  # of a quantized cache: one float32 for each token, head and side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,21 +22,18 @@ class KVCacheSpec:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page over all layers, keys and values."""
-        per_token = self.num_layers * self.num_kv_heads * self.head_size * jnp.dtype(self.dtype).itemsize
-        return 2 * per_token * self.page_size
+        """Bytes of one page over all layers, keys, values and their scales."""
+        head_bytes = self.head_size * jnp.dtype(self.dtype).itemsize + (SCALE_BYTES if self.dtype == "int8" else 0)
+        return 2 * self.num_layers * self.num_kv_heads * head_bytes * self.page_size
 
 
-@pytree
-@dataclass(frozen=True, kw_only=True)
-class KVCache:
-    """Keys and values of all layers, each one array, so that a step donates two buffers and copies none."""
-
-    k_pages: Float[Array, "Y P L K H"]
-    v_pages: Float[Array, "Y P L K H"]
-
-
-def empty_cache(spec: KVCacheSpec, num_pages: int) -> KVCache:
-    """A cache of zeros."""
-    shape = (spec.num_layers, num_pages, spec.page_size, spec.num_kv_heads, spec.head_size)
-    return KVCache(k_pages=jnp.zeros(shape, spec.dtype), v_pages=jnp.zeros(shape, spec.dtype))
+def empty_cache(spec: KVCacheSpec, num_pages: int, kernels: Kernels) -> KVPages:
+    """A cache of zeros in the layout of these kernels."""
+    return kernels.new_pages(
+        num_layers=spec.num_layers,
+        num_pages=num_pages,
+        page_size=spec.page_size,
+        num_kv_heads=spec.num_kv_heads,
+        head_size=spec.head_size,
+        dtype=spec.dtype,
+    )

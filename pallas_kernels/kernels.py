@@ -9,6 +9,7 @@ from typing import Literal
 from jaxtyping import Array
 
 from pallas_kernels.cpu.targets import Targets
+from pallas_kernels.kv_pages import KVPages
 from pallas_kernels.paged_attention import reference as attention_reference
 from pallas_kernels.paged_attention import xla as attention_xla
 from pallas_kernels.quantized_matmul import cpu as matmul_cpu
@@ -23,23 +24,26 @@ class Kernels:
     """One field per op. A named choice never falls back: an op that cannot serve a shape raises with the reason."""
 
     name: str
+    new_pages: Callable[..., KVPages]
+    rope_write_kv: Callable[..., tuple[Array, KVPages]]
     paged_attention: Callable[..., Array]
-    write_kv: Callable[..., tuple[Array, Array]]
     check_page_size: Callable[[int], None]
     quantized_matmul: Callable[..., Array]
 
 
 REFERENCE = Kernels(
     name="reference",
+    new_pages=attention_reference.new_pages,
+    rope_write_kv=attention_reference.rope_write_kv,
     paged_attention=attention_reference.paged_attention,
-    write_kv=attention_reference.write_kv,
     check_page_size=lambda page_size: None,
     quantized_matmul=matmul_reference.quantized_matmul,
 )
 XLA = Kernels(
     name="xla",
+    new_pages=attention_xla.new_pages,
+    rope_write_kv=attention_xla.rope_write_kv,
     paged_attention=attention_xla.paged_attention,
-    write_kv=attention_xla.write_kv,
     check_page_size=attention_xla.check_page_size,
     quantized_matmul=matmul_xla.quantized_matmul,
 )

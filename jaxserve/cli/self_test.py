@@ -23,51 +23,53 @@ def attention_errors(kernels: Kernels) -> dict[str, float]:
 
 
 def _attention_error(kernels: Kernels, case: Case) -> float:
-    """Writes the newest keys and values of a case and attends to all of them, in both implementations."""
+    """Fills a cache and attends to it in both implementations, each with its own layout of pages."""
     rng = np.random.default_rng(0)
-    layout, num_tokens, num_pages = _layout(case, rng)
-
-    def normal(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.standard_normal(shape, np.float32))
-
-    cache = (NUM_LAYERS, num_pages, case.page_size, case.num_kv_heads, case.head_size)
-    new = (num_tokens, case.num_kv_heads, case.head_size)
-    arrays = (
-        normal(num_tokens, case.num_heads, case.head_size),
-        normal(*cache),
-        normal(*cache),
-        normal(*new),
-        normal(*new),
+    rows = sorted(case.rows, key=lambda row: row[0] > 1)  # rows with one token first, as a layout demands
+    table, num_pages = _shuffled_pages(case, rows, rng)
+    before = _layout([(kv_length - length, kv_length - length) for length, kv_length in rows], table, num_singles=0)
+    now = _layout(rows, table, num_singles=sum(length == 1 for length, _ in rows))
+    columns = (case.num_heads + 2 * case.num_kv_heads) * case.head_size
+    old, new = (
+        jnp.asarray(rng.standard_normal((int(layout.query_starts[-1]), columns), np.float32))
+        for layout in (before, now)
     )
-    sinks = normal(case.num_heads) if case.sinks else None
+    heads = {"num_kv_heads": case.num_kv_heads, "head_size": case.head_size}
+    sinks = jnp.asarray(rng.standard_normal(case.num_heads), jnp.float32) if case.sinks else None
+    options = {"scale": case.head_size**-0.5, "window": case.window, "soft_cap": case.soft_cap, "sinks": sinks}
 
     def attend(ops: Kernels) -> Callable[..., jax.Array]:
-        def run(q: jax.Array, k: jax.Array, v: jax.Array, k_new: jax.Array, v_new: jax.Array) -> jax.Array:
-            k, v = ops.write_kv(k, v, 1, k_new, v_new, layout)
-            options = {"window": case.window, "soft_cap": case.soft_cap, "sinks": sinks}
-            return ops.paged_attention(q, k, v, 1, layout, scale=case.head_size**-0.5, **options)
+        def run(old: jax.Array, new: jax.Array) -> jax.Array:
+            pages = ops.new_pages(
+                num_layers=NUM_LAYERS, num_pages=num_pages, page_size=case.page_size, dtype="float32", **heads
+            )
+            if old.shape[0]:
+                _, pages = ops.rope_write_kv(old, pages, 1, before, **heads)
+            q, pages = ops.rope_write_kv(new, pages, 1, now, **heads)
+            return ops.paged_attention(q, pages, 1, now, **options)
 
         return run
 
-    return _largest_difference(jax.jit(attend(kernels))(*arrays), jax.jit(attend(REFERENCE))(*arrays))
+    return _largest_difference(jax.jit(attend(kernels))(old, new), jax.jit(attend(REFERENCE))(old, new))
 
 
-def _layout(case: Case, rng: np.random.Generator) -> tuple[RaggedLayout, int, int]:
-    """The rows of a case on shuffled pages: rows with one token first, as the layout demands."""
-    rows = sorted(case.rows, key=lambda row: row[0] > 1)
+def _shuffled_pages(case: Case, rows: list[tuple[int, int]], rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """A page table for the rows, and the number of pages."""
     needs = [-(-kv_length // case.page_size) for _, kv_length in rows]
     pages = rng.permutation(sum(needs))
     table = np.zeros((len(rows), max(needs)), np.int32)
     for row, need in enumerate(needs):
         table[row, :need], pages = pages[:need], pages[need:]
-    starts = np.cumsum([0, *(length for length, _ in rows)])
-    layout = RaggedLayout(
-        query_starts=jnp.asarray(starts, jnp.int32),
+    return table, sum(needs)
+
+
+def _layout(rows: list[tuple[int, int]], table: np.ndarray, *, num_singles: int) -> RaggedLayout:
+    return RaggedLayout(
+        query_starts=jnp.asarray(np.cumsum([0, *(length for length, _ in rows)]), jnp.int32),
         kv_lengths=jnp.asarray([kv_length for _, kv_length in rows], jnp.int32),
         page_table=jnp.asarray(table),
-        num_single_rows=sum(length == 1 for length, _ in rows),
+        num_single_rows=num_singles,
     )
-    return layout, int(starts[-1]), sum(needs)
 
 
 def matmul_errors(kernels: Kernels) -> dict[str, float]:

@@ -77,7 +77,7 @@ class Executor(Protocol):
 def step_temp_bytes(program: Program, params: Any, shape: StepShape, spec: KVCacheSpec) -> int:
     """Temporary bytes of one step shape, from its compilation on described arrays: nothing is allocated."""
     max_len = shape.max_pages * spec.page_size
-    cache = jax.eval_shape(lambda: empty_cache(spec, shape.max_pages))
+    cache = jax.eval_shape(lambda: empty_cache(spec, shape.max_pages, program.kernels))
     state = jax.eval_shape(lambda: empty_state(shape.num_rows, max_len))
     buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32)
     memory = step_function(program, shape).lower(params, cache, state, buffer).compile().memory_analysis()
@@ -138,7 +138,7 @@ class DeviceExecutor:
         self._max_len = max_model_len
         self._filler = InputFiller(shapes, num_slots)
         self._dirty_slots: set[int] = set()
-        self._cache = empty_cache(cache_spec, num_pages)
+        self._cache = empty_cache(cache_spec, num_pages, program.kernels)
         self._state = empty_state(num_slots, max_model_len)
         self._steps: dict[StepShape, Any] = {}
         self._set_slot: Any = None

@@ -13,12 +13,13 @@ from checkpoints.errors import CheckpointError
 from checkpoints.load import WeightSource, is_gguf, open_weights
 from checkpoints.names import check_accounting
 from jaxserve.engine.progress import Progress
+from jaxserve.layers.linear import NEIGHBOURS
 from jaxserve.models.model import FileLayout, Model
 from jaxserve.models.registry import model_for_gguf, model_for_hf
 from jaxserve.quant.dense import Dense
 from jaxserve.quant.formats import weight_from_tensor
 from jaxserve.quant.quantized import Weight, take_rows
-from jaxserve.quant.tiled import TiledWeight, can_tile, tiled
+from jaxserve.quant.tiled import TiledWeight, can_tile, joined, tiled
 from sharding.spec import ArraySpec, map_specs, paths
 
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -74,8 +75,10 @@ def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
             file_bytes[found[name].format] = file_bytes.get(found[name].format, 0) + found[name].num_bytes
     params = map_specs(specs, leaves)
     assert isinstance(params, dict)
-    if recipe.layout == "tiled" and "unembed" not in params:
-        params["unembed"] = _laid_out(jax.device_get(params["embed"]), recipe)  # the other use of a tied table
+    if recipe.layout == "tiled":
+        params = _joined_neighbours(params)
+        if "unembed" not in params:
+            params["unembed"] = _laid_out(jax.device_get(params["embed"]), recipe)  # the other use of a tied table
     return LoadedModel(
         model=model,
         config=config,
@@ -153,6 +156,18 @@ def _load(source: WeightSource, name: str, spec: ArraySpec, order: Any, recipe: 
     if order is not None:
         weight = take_rows(weight, order)
     return _laid_out(weight, recipe)
+
+
+def _joined_neighbours(params: Any) -> Any:
+    """The tree with tiled weights of the same inputs joined, so that one call multiplies them all."""
+    if isinstance(params, tuple):
+        return tuple(_joined_neighbours(layer) for layer in params)
+    if not isinstance(params, dict):
+        return params
+    for names in NEIGHBOURS:
+        if names[0] in params:
+            params = joined(params, names)
+    return {name: _joined_neighbours(value) for name, value in params.items()}
 
 
 def _recipe_of(parameter: str, recipe: Recipe) -> Recipe:

@@ -1,14 +1,23 @@
 """Feed-forward layers."""
 
-import jax
 from jaxtyping import Array, Float
 
-from jaxserve.layers.linear import linear
+from jaxserve.layers.linear import linear, side_by_side
 from pallas_kernels.kernels import Kernels
+from pallas_kernels.quantized_matmul.around import Activation, Before, GatedUnit
 
 
-def swiglu(kernels: Kernels, x: Float[Array, "T D"], weights: dict) -> Float[Array, "T D"]:
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202); biases where `weights` has them."""
-    gate = linear(kernels, x, weights["gate"], weights.get("gate_bias"))
-    up = linear(kernels, x, weights["up"], weights.get("up_bias"))
-    return linear(kernels, jax.nn.silu(gate) * up, weights["down"], weights.get("down_bias"))
+def gated_mlp(
+    kernels: Kernels,
+    x: Float[Array, "T D"],
+    weights: dict,
+    *,
+    before: Before = None,
+    activation: Activation = "silu",
+    residual: Float[Array, "T D"] | None = None,
+) -> Float[Array, "T D"]:
+    """down(activation(gate(h)) * up(h)) (+ residual) for h = before(x) (Shazeer 2020, arXiv 2002.05202); biases where
+    `weights` has them."""
+    gate_up = side_by_side(kernels, x, weights, ("gate", "up"), before=before)
+    unit = GatedUnit(activation=activation)
+    return linear(kernels, gate_up, weights["down"], weights.get("down_bias"), before=unit, residual=residual)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int32
+from jaxtyping import Array, Float32, Int32
 
 SUPPORTED = ("default", "linear", "llama3", "yarn")
 
@@ -82,13 +82,3 @@ def rope_angles(rope: Rope, positions: Int32[Array, "T"]) -> tuple[Float32[Array
     """cos and sin of every rotated pair, times the attention factor; h = H/2."""
     angles = positions[:, None].astype(jnp.float32) * jnp.asarray(rope.inverse_frequencies, jnp.float32)[None]
     return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
-
-
-def rotate(
-    x: Float[Array, "T N H"], angles: tuple[Float32[Array, "T h"], Float32[Array, "T h"]]
-) -> Float[Array, "T N H"]:
-    """x with pairs (i, i + H/2) rotated (Su et al. 2021, arXiv 2104.09864; the half-split layout of HF)."""
-    cos, sin = (a[:, None, :] for a in angles)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)

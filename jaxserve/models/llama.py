@@ -11,15 +11,15 @@ from jaxtyping import Array, Float, Float32, Int32
 from checkpoints.errors import CheckpointError, UnsupportedCheckpoint
 from checkpoints.load import WeightSource
 from checkpoints.names import NameMap
-from jaxserve.kv_cache import KVCache
 from jaxserve.layers.attention import attention
 from jaxserve.layers.embed import embed, unembed
-from jaxserve.layers.mlp import swiglu
-from jaxserve.layers.norm import rms_norm
+from jaxserve.layers.mlp import gated_mlp
+from jaxserve.layers.norm import RmsNorm, rms_norm
 from jaxserve.layers.rope import Rope, make_rope, rope_angles
 from jaxserve.layers.stack import run_layers
 from jaxserve.models.model import FileLayout, Model
 from pallas_kernels.kernels import Kernels
+from pallas_kernels.kv_pages import KVPages
 from pallas_kernels.ragged import RaggedLayout, positions_of_tokens
 from sharding.spec import ArraySpec
 
@@ -176,23 +176,23 @@ def forward(
     kernels: Kernels,
     token_ids: Int32[Array, "T"],
     layout: RaggedLayout,
-    cache: KVCache,
+    cache: KVPages,
     *,
     dtype: str,
-) -> tuple[Float[Array, "T D"], KVCache]:
+) -> tuple[Float[Array, "T D"], KVPages]:
     """Hidden states after the last norm, and the cache with this step's keys and values."""
     _, positions, _ = positions_of_tokens(layout, token_ids.shape[0])
     angles = rope_angles(config.rope, jnp.maximum(positions, 0))
 
-    def layer(carry: tuple[Array, KVCache], weights: dict, index: int | Array) -> tuple[Array, KVCache]:
+    def layer(carry: tuple[Array, KVPages], weights: dict, index: int | Array) -> tuple[Array, KVPages]:
         x, cache = carry
-        h = rms_norm(x, weights["attention_norm"], config.norm_eps)
-        out, cache = attention(
-            kernels, h, weights["attention"], cache, index, layout, angles, head_size=config.head_size
+        norm = RmsNorm(weight=weights["attention_norm"], eps=config.norm_eps)
+        heads = {"num_kv_heads": config.num_kv_heads, "head_size": config.head_size}
+        x, cache = attention(
+            kernels, x, weights["attention"], cache, index, layout, angles, before=norm, residual=x, **heads
         )
-        x = x + out
-        h = rms_norm(x, weights["mlp_norm"], config.norm_eps)
-        return x + swiglu(kernels, h, weights["mlp"]), cache
+        norm = RmsNorm(weight=weights["mlp_norm"], eps=config.norm_eps)
+        return gated_mlp(kernels, x, weights["mlp"], before=norm, residual=x), cache
 
     x, cache = run_layers(params["layers"], (embed(token_ids, params["embed"], dtype), cache), layer)
     return rms_norm(x, params["norm"], config.norm_eps), cache

@@ -1,6 +1,10 @@
 """Weights laid out for the CPU kernel: the file's bytes, sixteen outputs side by side, nothing expanded."""
 
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,3 +56,28 @@ def tiled(weight: Weight) -> TiledWeight:
     return TiledWeight(
         tiles=tile(weight.format, parts), format_name=weight.format, num_outputs=num_outputs, num_inputs=num_inputs
     )
+
+
+def joined(weights: Mapping[str, Any], neighbours: Sequence[str]) -> dict[str, Any]:
+    """The mapping with neighbours of one format joined into one weight, under their names with "+" between.
+
+    Rows follow each other in the order of the names. Weights that are no tiles, or have another format than the ones
+    beside them, stay as they are.
+    """
+    out = {name: weight for name, weight in weights.items() if name not in neighbours}
+    present = [name for name in neighbours if name in weights]
+    for _, group in itertools.groupby(present, lambda name: _kind(name, weights[name])):
+        run = list(group)
+        out["+".join(run)] = weights[run[0]] if len(run) == 1 else _concatenated([weights[name] for name in run])
+    return out
+
+
+def _kind(name: str, weight: Any) -> tuple[str, int]:
+    """Equal for weights that can be joined."""
+    return (weight.format_name, weight.num_inputs) if isinstance(weight, TiledWeight) else (name, 0)
+
+
+def _concatenated(weights: list[TiledWeight]) -> TiledWeight:
+    """One weight with all outputs: groups of tiles simply follow each other."""
+    tiles = jnp.concatenate([weight.tiles for weight in weights])
+    return dataclasses.replace(weights[0], tiles=tiles, num_outputs=sum(weight.num_outputs for weight in weights))

@@ -8,6 +8,8 @@ logit per query head that takes probability and carries no value (gpt-oss).
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
+from pallas_kernels.kv_pages import KVPages
+from pallas_kernels.paged_attention.rope import Angles, split_and_rotate
 from pallas_kernels.ragged import RaggedLayout, positions_of_tokens
 
 
@@ -19,35 +21,66 @@ def pages_or_past_end(pages: Int32[Array, "..."], num_pages: int) -> Int32[Array
     return jnp.where((pages >= 0) & (pages < num_pages), pages, num_pages)
 
 
+def new_pages(
+    *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_size: int, dtype: str
+) -> KVPages:
+    """A cache of zeros, keys and values as [Y, P, L, K, H]. Raises ValueError for a type that is not kept here."""
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ValueError(f"these kernels keep keys and values as float32, bfloat16 or float16, not {dtype}")
+    shape = (num_layers, num_pages, page_size, num_kv_heads, head_size)
+    return KVPages(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype))
+
+
+def rope_write_kv(
+    qkv: Float[Array, "T C"],
+    pages: KVPages,
+    layer: int | Array,
+    layout: RaggedLayout,
+    *,
+    num_kv_heads: int,
+    head_size: int,
+    angles: Angles | None = None,
+    q_norm: Float[Array, "H"] | None = None,
+    k_norm: Float[Array, "H"] | None = None,
+    eps: float = 0.0,
+) -> tuple[Float[Array, "T N H"], KVPages]:
+    """Rotated queries, and the cache with each token's key and value at its position's page.
+
+    qkv: columns [q | k | v] of N + 2K heads. See `split_and_rotate` for the rest.
+    """
+    q, k, v = split_and_rotate(
+        qkv, num_kv_heads=num_kv_heads, head_size=head_size, angles=angles, q_norm=q_norm, k_norm=k_norm, eps=eps
+    )
+    return q, write_kv(pages, layer, k, v, layout)
+
+
 def write_kv(
-    k_pages: Float[Array, "Y P L K H"],
-    v_pages: Float[Array, "Y P L K H"],
+    pages: KVPages,
     layer: int | Array,
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
     layout: RaggedLayout,
-) -> tuple[Float[Array, "Y P L K H"], Float[Array, "Y P L K H"]]:
-    """The caches with each token's key and value stored at its position's page.
+) -> KVPages:
+    """The cache with each token's key and value stored at its position's page.
 
     Padding tokens and page numbers outside the cache are dropped, so no wrong number can reach another's page.
     """
-    num_pages, page_size = k_pages.shape[1:3]
+    num_pages, page_size = pages.k.shape[1:3]
     rows, positions, exists = positions_of_tokens(layout, k.shape[0])
     max_pages = layout.page_table.shape[1]
     page = layout.page_table[rows, jnp.clip(positions // page_size, 0, max_pages - 1)]
     inside = exists & (positions < max_pages * page_size)
     page = pages_or_past_end(jnp.where(inside, page, num_pages), num_pages)
     at = (layer, page, positions % page_size)
-    return (
-        k_pages.at[at].set(k.astype(k_pages.dtype), mode="drop"),
-        v_pages.at[at].set(v.astype(v_pages.dtype), mode="drop"),
+    return KVPages(
+        k=pages.k.at[at].set(k.astype(pages.k.dtype), mode="drop"),
+        v=pages.v.at[at].set(v.astype(pages.v.dtype), mode="drop"),
     )
 
 
 def paged_attention(
     q: Float[Array, "T N H"],
-    k_pages: Float[Array, "Y P L K H"],
-    v_pages: Float[Array, "Y P L K H"],
+    pages: KVPages,
     layer: int | Array,
     layout: RaggedLayout,
     *,
@@ -61,12 +94,12 @@ def paged_attention(
     window: a query sees its own and the window - 1 positions before it. Page numbers outside the cache read as zeros.
     """
     num_tokens, num_heads, head_size = q.shape
-    num_kv_heads = k_pages.shape[3]
+    num_kv_heads = pages.k.shape[3]
     rows, positions, exists = positions_of_tokens(layout, num_tokens)
-    pages = pages_or_past_end(layout.page_table[rows], k_pages.shape[1])
+    numbers = pages_or_past_end(layout.page_table[rows], pages.k.shape[1])
     shape = (num_tokens, -1, num_kv_heads, head_size)
-    k = k_pages.at[layer, pages].get(mode="fill", fill_value=0).astype(jnp.float32).reshape(shape)
-    v = v_pages.at[layer, pages].get(mode="fill", fill_value=0).astype(jnp.float32).reshape(shape)
+    k = pages.k.at[layer, numbers].get(mode="fill", fill_value=0).astype(jnp.float32).reshape(shape)
+    v = pages.v.at[layer, numbers].get(mode="fill", fill_value=0).astype(jnp.float32).reshape(shape)
     grouped = q.astype(jnp.float32).reshape(num_tokens, num_kv_heads, -1, head_size)
     logits = scale * jnp.einsum("tkgh,tskh->tkgs", grouped, k)
     if soft_cap is not None:

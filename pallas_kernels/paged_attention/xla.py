@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
-from pallas_kernels.paged_attention.reference import pages_or_past_end, write_kv
+from pallas_kernels.kv_pages import KVPages
+from pallas_kernels.paged_attention.reference import new_pages, pages_or_past_end, rope_write_kv
 from pallas_kernels.ragged import RaggedLayout
 
-__all__ = ["paged_attention", "write_kv"]
+__all__ = ["new_pages", "paged_attention", "rope_write_kv"]
 
 BLOCK = 128
 TILE = 64
@@ -25,8 +26,7 @@ LOWEST = -1e30  # finite: exp(LOWEST - LOWEST) must not be NaN for rows that see
 class _Keys(NamedTuple):
     """Where keys and values are read from, and how logits are formed."""
 
-    k_pages: Array
-    v_pages: Array
+    pages: KVPages
     layer: int | Array
     scale: float
     window: int | None
@@ -43,8 +43,7 @@ class _Running(NamedTuple):
 
 def paged_attention(
     q: Float[Array, "T N H"],
-    k_pages: Float[Array, "Y P L K H"],
-    v_pages: Float[Array, "Y P L K H"],
+    pages: KVPages,
     layer: int | Array,
     layout: RaggedLayout,
     *,
@@ -54,7 +53,7 @@ def paged_attention(
     sinks: Float[Array, "N"] | None = None,
 ) -> Float32[Array, "T N H"]:
     """Same result as reference.paged_attention, to float32 rounding."""
-    keys = _Keys(k_pages, v_pages, layer, scale, window, soft_cap)
+    keys = _Keys(pages, layer, scale, window, soft_cap)
     singles = layout.num_single_rows
     parts = []
     if singles:
@@ -103,7 +102,7 @@ def _chunk_rows(q: Array, keys: _Keys, layout: RaggedLayout, sinks: Array | None
 def _grouped(q: Array, keys: _Keys) -> Float32[Array, "R K Q H"]:
     """[R, q, N, H] -> [R, K, q * G, H]: the queries that share a kv head side by side."""
     rows, length, heads, size = q.shape
-    kv_heads = keys.k_pages.shape[3]
+    kv_heads = keys.pages.k.shape[3]
     q = q.astype(jnp.float32).reshape(rows, length, kv_heads, heads // kv_heads, size)
     return q.transpose(0, 2, 1, 3, 4).reshape(rows, kv_heads, -1, size)
 
@@ -154,7 +153,7 @@ def _start(q: Array, sinks: Array | None, length: int, groups: int) -> _Running:
 
 def _read_block(keys: _Keys, table: Array, i: Array) -> tuple[Array, Array]:
     """Keys and values of positions i * BLOCK ..; what lies past the table or outside the cache reads as zeros."""
-    num_pages, page_size, kv_heads, size = keys.k_pages.shape[1:]
+    num_pages, page_size, kv_heads, size = keys.pages.k.shape[1:]
     if page_size <= BLOCK:
         per_block = BLOCK // page_size
         columns = i * per_block + jnp.arange(per_block)
@@ -170,11 +169,11 @@ def _read_block(keys: _Keys, table: Array, i: Array) -> tuple[Array, Array]:
     def read(pages: Array) -> Array:
         return pages.at[at].get(mode="fill", fill_value=0).astype(jnp.float32).reshape(shape)
 
-    return read(keys.k_pages), read(keys.v_pages)
+    return read(keys.pages.k), read(keys.pages.v)
 
 
 def _add_block(state: _Running, logits: Float32[Array, "R K Q S"], v: Float32[Array, "R S K H"]) -> _Running:
-    """The weights are summed by the same product as the values, through columns of ones: see layers/norm.py."""
+    """The weights are summed by the same product as the values, through columns of ones: see rms_norm."""
     top = jnp.maximum(state.top, jnp.max(logits, axis=-1))
     shrink = jnp.exp(state.top - top)
     weights = jnp.exp(logits - top[..., None])

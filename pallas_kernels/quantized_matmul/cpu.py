@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Float32, Float64, UInt8
 
 from pallas_kernels.cpu.targets import Targets
 from pallas_kernels.quantized_matmul import xla
-from pallas_kernels.quantized_matmul.reference import PackedWeight
+from pallas_kernels.quantized_matmul.around import Before, apply_before
+from pallas_kernels.quantized_matmul.reference import PackedWeight, plus
 from pallas_kernels.quantized_matmul.tiles import (
     BLOCK_LENGTH,
     TILE_FORMATS,
@@ -76,18 +77,24 @@ def tiled_matmul(
 
 
 def quantized_matmul(
-    x: Float[Array, "T I"], weight: TiledWeight | PackedWeight, *, targets: Targets
+    x: Float[Array, "T X"],
+    weight: TiledWeight | PackedWeight,
+    *,
+    before: Before = None,
+    residual: Float[Array, "T O"] | None = None,
+    targets: Targets,
 ) -> Float32[Array, "T O"]:
     """The kernel for a weight in tiles; XLA's product for any other, which was expanded because it has none."""
     if not isinstance(weight, TiledWeight):
-        return xla.quantized_matmul(x, weight)
-    return tiled_matmul(
-        x.astype(jnp.float32),
+        return xla.quantized_matmul(x, weight, before=before, residual=residual)
+    out = tiled_matmul(
+        apply_before(x, before).astype(jnp.float32),
         weight.tiles,
         format_name=weight.format_name,
         num_outputs=weight.num_outputs,
         targets=targets,
     )
+    return plus(out, residual)
 
 
 def round_activations(x: Float32[np.ndarray, "T I"]) -> Float64[np.ndarray, "T I"]:

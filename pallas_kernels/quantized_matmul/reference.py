@@ -6,6 +6,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Float32
 
+from pallas_kernels.quantized_matmul.around import Before, apply_before
+
 
 @runtime_checkable
 class PackedWeight(Protocol):
@@ -14,13 +16,24 @@ class PackedWeight(Protocol):
     def decode(self) -> Float32[Array, "O I"]: ...
 
 
-def quantized_matmul(x: Float[Array, "T I"], weight: PackedWeight) -> Float32[Array, "T O"]:
-    """x @ decode(weight).T, computed and accumulated in float32.
+def quantized_matmul(
+    x: Float[Array, "T X"],
+    weight: PackedWeight,
+    *,
+    before: Before = None,
+    residual: Float[Array, "T O"] | None = None,
+) -> Float32[Array, "T O"]:
+    """before(x) @ decode(weight).T + residual, computed and accumulated in float32.
 
     The weight stays [out, in]: XLA:CPU then sums each output in one order whatever T is (from two rows up), which
     makes a row's result independent of its batch.
     """
-    return product(x.astype(jnp.float32), weight.decode())
+    return plus(product(apply_before(x, before).astype(jnp.float32), weight.decode()), residual)
+
+
+def plus(out: Float32[Array, "T O"], residual: Float[Array, "T O"] | None) -> Float32[Array, "T O"]:
+    """The sum in float32."""
+    return out if residual is None else out + residual.astype(jnp.float32)
 
 
 def product(x: Float[Array, "T I"], matrix: Float[Array, "O I"]) -> Float32[Array, "T O"]:

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterator
 
-import jax.numpy as jnp
 import pytest
 
 from jaxserve.cli import doctor, self_test
@@ -14,6 +13,7 @@ from jaxserve.cli.doctor import Finding
 from jaxserve.config import EngineConfig
 from pallas_kernels.kernels import REFERENCE, XLA
 from pallas_kernels.paged_attention.cases import Case
+from pallas_kernels.paged_attention.rope import split_and_rotate
 
 CONFIG = EngineConfig(model="smollm2-135m-instruct")
 TINY = Case(name="tiny", num_heads=4, num_kv_heads=2, head_size=8, page_size=4, rows=((5, 9), (1, 6)))
@@ -132,9 +132,13 @@ def test_wrong_kernels_fail(monkeypatch, factor):
     assert {finding.status for finding in findings} == {"fail"}
 
 
+def _queries(qkv, heads):
+    return split_and_rotate(qkv, **heads)[0]
+
+
 def test_a_write_that_misses_is_seen(monkeypatch):
     monkeypatch.setattr(self_test, "CASES", (TINY,))
-    wrong = dataclasses.replace(XLA, write_kv=lambda k, v, layer, k_new, v_new, layout: (jnp.zeros_like(k), v))
+    wrong = dataclasses.replace(XLA, rope_write_kv=lambda qkv, pages, *args, **heads: (_queries(qkv, heads), pages))
     assert self_test.attention_errors(wrong)["tiny"] > self_test.ATTENTION_TOLERANCE
 
 

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.layers.rope import Rope, make_rope, rope_angles, rotate
+from jaxserve.layers.rope import Rope, make_rope, rope_angles
+from pallas_kernels.paged_attention.rope import rotate
 
 HEAD, THETA = 64, 10_000.0
 LLAMA3 = {

@@ -51,7 +51,7 @@ def whole_prompt_logits(
     )
     program = Program(model=loaded.model, config=config, kernels=kernels, dtype="float32")
     run = jax.jit(partial(logits_of_tokens, program))
-    logits, _ = run(params, empty_cache(spec, pages), jnp.asarray(ids, jnp.int32), layout)
+    logits, _ = run(params, empty_cache(spec, pages, kernels), jnp.asarray(ids, jnp.int32), layout)
     return np.asarray(logits)
 
 

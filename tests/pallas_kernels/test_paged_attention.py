@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.kernels import REFERENCE, XLA
+from pallas_kernels.kv_pages import KVPages
 from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.ragged import RaggedLayout
 
@@ -39,12 +40,13 @@ def build(case: Case, seed: int = 0, pad_rows: int = 2, pad_tokens: int = 3):
     cache = rng.standard_normal((2, 2, num_pages, case.page_size, case.num_kv_heads, case.head_size), np.float32)
     sinks = jnp.asarray(rng.standard_normal(case.num_heads, np.float32)) if case.sinks else None
     options = {"scale": case.head_size**-0.5, "window": case.window, "soft_cap": case.soft_cap, "sinks": sinks}
-    return jnp.asarray(q), jnp.asarray(cache[0]), jnp.asarray(cache[1]), layout, rows, options
+    pages = KVPages(k=jnp.asarray(cache[0]), v=jnp.asarray(cache[1]))
+    return jnp.asarray(q), pages, layout, rows, options
 
 
-def plain_numpy(q, k_pages, v_pages, layout, rows, options):
+def plain_numpy(q, pages, layout, rows, options):
     """One token and one head at a time."""
-    q, k_pages, v_pages, table = (np.asarray(a, np.float64) for a in (q, k_pages, v_pages, layout.page_table))
+    q, k_pages, v_pages, table = (np.asarray(a, np.float64) for a in (q, pages.k, pages.v, layout.page_table))
     out = np.zeros(q.shape)
     group = q.shape[1] // k_pages.shape[3]
     token = 0
@@ -73,15 +75,15 @@ def plain_numpy(q, k_pages, v_pages, layout, rows, options):
 @pytest.mark.parametrize("kernels", [REFERENCE, XLA], ids=lambda k: k.name)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_matches_plain_numpy(case, kernels):
-    q, k, v, layout, rows, options = build(case)
-    got = jax.jit(lambda q, k, v, layout: kernels.paged_attention(q, k, v, 1, layout, **options))(q, k, v, layout)
-    np.testing.assert_allclose(got, plain_numpy(q, k, v, layout, rows, options), atol=TOLERANCE)
+    q, pages, layout, rows, options = build(case)
+    got = jax.jit(lambda q, pages, layout: kernels.paged_attention(q, pages, 1, layout, **options))(q, pages, layout)
+    np.testing.assert_allclose(got, plain_numpy(q, pages, layout, rows, options), atol=TOLERANCE)
 
 
 def test_rows_do_not_depend_on_neighbours_bitwise():
     case = next(c for c in CASES if c.name == "mixed")
-    q, k, v, layout, _rows, options = build(case)
-    f = jax.jit(lambda q, layout: XLA.paged_attention(q, k, v, 1, layout, **options))
+    q, pages, layout, _rows, options = build(case)
+    f = jax.jit(lambda q, layout: XLA.paged_attention(q, pages, 1, layout, **options))
     whole = np.asarray(f(q, layout))
     longest = dataclasses.replace(layout, kv_lengths=layout.kv_lengths.at[0].set(1))
     changed = np.asarray(f(q, longest))
@@ -93,7 +95,7 @@ def test_rows_do_not_depend_on_neighbours_bitwise():
 def test_wrong_page_numbers_touch_no_page(kernels):
     """The canary: whatever stands in the table, a write reaches only pages inside the cache named by the row."""
     canary = jnp.full((1, 4, 16, 2, 8), 7.0)
-    new = jnp.ones((3, 2, 8))
+    heads = {"num_kv_heads": 2, "head_size": 8}
     for bad in (-1, 4, 5, 2**31 - 1, -(2**31)):
         layout = RaggedLayout(
             query_starts=jnp.asarray([0, 1, 2, 3], jnp.int32),
@@ -101,10 +103,10 @@ def test_wrong_page_numbers_touch_no_page(kernels):
             page_table=jnp.asarray([[bad, 0], [bad, 1], [2, 3]], jnp.int32),
             num_single_rows=3,
         )
-        k, v = kernels.write_kv(canary, canary, 0, new, new, layout)
-        assert (k == 7.0).all()
-        assert (v == 7.0).all()
-        out = kernels.paged_attention(jnp.ones((3, 2, 8)), k, v, 0, layout, scale=1.0)
+        q, pages = kernels.rope_write_kv(jnp.ones((3, 48)), KVPages(k=canary, v=canary), 0, layout, **heads)
+        assert (pages.k == 7.0).all()
+        assert (pages.v == 7.0).all()
+        out = kernels.paged_attention(q, pages, 0, layout, scale=1.0)
         assert (out[0] == 0).all()
         assert (out[2] == 0).all()
 
@@ -116,9 +118,12 @@ def test_a_write_lands_where_attention_reads():
         page_table=jnp.asarray([[2, 1]], jnp.int32),
         num_single_rows=0,
     )
-    cache = jnp.zeros((1, 3, 16, 1, 4))
-    values = jnp.arange(12.0).reshape(3, 1, 4) + 1
-    k, _ = XLA.write_kv(cache, cache, 0, values, values, layout)
-    assert (k[0, 2, 15, 0] == values[0, 0]).all()
-    assert (k[0, 1, :2, 0] == values[1:, 0]).all()
-    assert float(jnp.abs(k).sum()) == float(values.sum())
+    pages = XLA.new_pages(num_layers=1, num_pages=3, page_size=16, num_kv_heads=1, head_size=4, dtype="float32")
+    qkv = jnp.arange(36.0).reshape(3, 12) + 1
+    q, pages = XLA.rope_write_kv(qkv, pages, 0, layout, num_kv_heads=1, head_size=4)
+    keys, values = qkv[:, 4:8], qkv[:, 8:]
+    assert (q[:, 0] == qkv[:, :4]).all()
+    for written, new in ((pages.k, keys), (pages.v, values)):
+        assert (written[0, 2, 15, 0] == new[0]).all()
+        assert (written[0, 1, :2, 0] == new[1:]).all()
+        assert float(jnp.abs(written).sum()) == float(new.sum())
