@@ -103,7 +103,7 @@ class EngineProcess:
     def _checked(self, line: str) -> dict[str, Any]:
         """What stands in an answer. Raises EngineUnusable for anything but a good one."""
         try:
-            reply = json.loads(line)
+            reply: dict[str, Any] = json.loads(line)
         except ValueError:
             reply = {"error": f"answered {line.strip()[:80]!r} instead of JSON"}
         if "missing" in reply:
