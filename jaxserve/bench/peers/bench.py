@@ -13,7 +13,7 @@ from jaxserve.bench.machine import usable_cores
 from jaxserve.bench.peers.bandwidth import ReadBandwidth, bytes_per_decode_step
 from jaxserve.bench.peers.engines import OWN, EngineCommand, EngineProcess, EngineUnusable, own_command
 from jaxserve.bench.peers.results import Measurements, peers_report
-from jaxserve.bench.peers.rounds import Contestant, all_work, rotated, turn
+from jaxserve.bench.peers.rounds import Contestant, ForeignLoad, all_work, rotated, turn
 from jaxserve.bench.report import Report
 from jaxserve.engine.progress import Progress
 from jaxserve.errors import ConfigError
@@ -82,6 +82,7 @@ def bench_peers(
                 advance(1)
         memory = stack.enter_context(contextlib.closing(ReadBandwidth(setup.num_threads)))
         vocab = min((engine.facts["vocab_size"] for engine in engines if engine.facts), default=0)
+        foreign = ForeignLoad(engines)
         with progress.task("rounds", setup.num_rounds + 1) as advance:
             for number in range(-1, setup.num_rounds):
                 bandwidth.append(memory.bytes_per_second())
@@ -91,10 +92,16 @@ def bench_peers(
                     turn(engines, at, each, prompts, **limits, clock=time.perf_counter)
                     _require_own(engines[0])
                 advance(1)
+        foreign_cores = foreign.cores()
         for engine in engines:
             engine.final_bytes = _memory(engine, setup)
     found = Measurements(
-        path=path, work=work, engines=engines, bandwidth=bandwidth[1:], bytes_per_step=bytes_per_decode_step(path)
+        path=path,
+        work=work,
+        engines=engines,
+        bandwidth=bandwidth[1:],
+        bytes_per_step=bytes_per_decode_step(path),
+        foreign_cores=foreign_cores,
     )
     return peers_report(found, setup_facts(setup), notes)
 

@@ -15,6 +15,7 @@ from jaxserve.errors import ConfigError, JaxserveError
 
 OWN = "jaxserve"
 SCRIPTS = Path(__file__).parent / "scripts"
+TICKS_PER_SECOND = 100  # USER_HZ, the same on every Linux this runs on
 
 
 class EngineUnusable(JaxserveError):
@@ -121,8 +122,7 @@ class EngineProcess:
             fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             return None
-        ticks_per_second = 100  # USER_HZ, the same on every Linux this runs on
-        return (int(fields[11]) + int(fields[12])) / ticks_per_second
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
     def close(self) -> None:
         """Ends the child: its input ends, and when it does not leave it is killed. More than once is fine."""
@@ -142,3 +142,13 @@ class EngineProcess:
         if timeout_seconds is not None:
             return f"no answer to {what!r} in {timeout_seconds:g} s"
         return f"its process ended with {code} at {what!r}: {lines[-1][-200:] if lines else 'nothing on stderr'}"
+
+
+def machine_cpu_seconds() -> float | None:
+    """What all processes of the machine have used, in user and system mode; None where the system does not say."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    except OSError:
+        return None
+    user, nice, system = map(int, fields[1:4])
+    return (user + nice + system) / TICKS_PER_SECOND

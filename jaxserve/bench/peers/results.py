@@ -11,17 +11,20 @@ from jaxserve.bench.report import Figure, Grid, Report, short_number
 
 BUSY_SHARE = 0.02  # of a core: more than reading a pipe and waking up takes
 MIB = 2**20
+QUIET_CORES = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """The outcome of all rounds. The first engine is ours. bandwidth: bytes/s, one reading a round."""
+    """The outcome of all rounds. The first engine is ours. bandwidth: bytes/s, one reading a round. foreign_cores: kept
+    busy by processes outside the run, None where not known."""
 
     path: Path
     work: list[Work]
     engines: list[Contestant]
     bandwidth: list[float]
     bytes_per_step: int
+    foreign_cores: float | None
 
     @property
     def measured(self) -> list[Contestant]:
@@ -45,6 +48,7 @@ def peers_report(found: Measurements, settings: dict[str, Any], notes: tuple[str
         notes=(*_notes(found), *notes),
         samples={
             "tokens_per_second": {engine.name: engine.rates for engine in found.measured},
+            "foreign_cores": found.foreign_cores,
             "read_bytes_per_second": found.bandwidth,
             "engines": {engine.name: _details(engine) for engine in found.engines},
         },
@@ -127,6 +131,11 @@ def _notes(found: Measurements) -> list[str]:
         f"{engine.name} kept {engine.idle_share:.2f} cores busy while others had their turn: its peers' figures suffer"
         for engine in busy
     ]
+    if found.foreign_cores is not None and found.foreign_cores > QUIET_CORES:
+        notes.append(
+            f"other processes kept {found.foreign_cores:.2f} cores busy: these figures are not to be trusted, least of "
+            "all those of engines whose threads spin while they wait for each other"
+        )
     return notes
 
 

@@ -1,10 +1,11 @@
 """Rounds in which every engine has its turn at the same prompts, and what each turn gave."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxserve.bench.peers.engines import EngineCommand, EngineProcess, EngineUnusable
+from jaxserve.bench.peers.engines import EngineCommand, EngineProcess, EngineUnusable, machine_cpu_seconds
 from jaxserve.bench.workload import random_source, random_tokens
 
 
@@ -103,6 +104,32 @@ def turn(
         if before is not None and after is not None:
             other.idle_cpu_seconds += after - before
             other.idle_seconds += seconds
+
+
+class ForeignLoad:
+    """How many cores processes outside the run keep busy, between start and now."""
+
+    def __init__(self, engines: Sequence[Contestant]) -> None:
+        self._engines = engines
+        self._start = self._read()
+
+    def cores(self) -> float | None:
+        """None where the system does not say, or an engine ended meanwhile: its time would count as foreign."""
+        end = self._read()
+        if self._start is None or end is None or self._start[2] != end[2]:
+            return None
+        busy, seconds = end[0] - self._start[0], end[1] - self._start[1]
+        return max(0.0, busy / seconds)
+
+    def _read(self) -> tuple[float, float, tuple[str, ...]] | None:
+        """(processor seconds of others, wall seconds, engines that run)."""
+        running = [engine for engine in self._engines if engine.process is not None]
+        own = [_cpu_seconds(engine) for engine in running]
+        whole = machine_cpu_seconds()
+        if whole is None or None in own:
+            return None
+        ours = sum(seconds for seconds in own if seconds is not None) + time.process_time()
+        return whole - ours, time.perf_counter(), tuple(engine.name for engine in running)
 
 
 def rotated(count: int, round_number: int) -> list[int]:
