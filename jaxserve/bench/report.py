@@ -58,8 +58,21 @@ class Distribution:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A table of words beside the figures. The first column names its rows."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: one object a row."""
+        return {"rows": [dict(zip(self.headings, row, strict=True)) for row in self.rows]}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
-    """The result of one benchmark. notes: what a reader must know to read the figures right."""
+    """The result of one benchmark. notes: what a reader must know to read the figures right. samples: single
+    measurements, which only JSON shows."""
 
     title: str
     settings: Mapping[str, Any]
@@ -67,7 +80,9 @@ class Report:
     machine: Mapping[str, Any] = field(default_factory=machine_facts)
     figures: tuple[Figure, ...] = ()
     distributions: tuple[Distribution, ...] = ()
+    grids: tuple[Grid, ...] = ()
     notes: tuple[str, ...] = ()
+    samples: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -79,6 +94,8 @@ class Report:
             "figures": [figure.as_dict() for figure in self.figures],
             "distributions": [distribution.as_dict() for distribution in self.distributions],
             "notes": list(self.notes),
+            **({"grids": [grid.as_dict() for grid in self.grids]} if self.grids else {}),
+            **({"samples": dict(self.samples)} if self.samples else {}),
         }
 
 
@@ -90,6 +107,7 @@ def printable(report: Report) -> list[Any]:
     for facts in (report.machine, report.model, report.settings):
         if facts:
             parts.append(Text(" | ".join(f"{name} {_plain(value)}" for name, value in facts.items())))
+    parts += [_grid_table(grid) for grid in report.grids]
     if report.figures:
         parts.append(_figure_table(report.figures))
     if report.distributions:
@@ -102,7 +120,7 @@ def _figure_table(figures: tuple[Figure, ...]) -> Any:
     for f in figures:
         v = f.value
         rows.append(
-            (f.name, f.unit, *map(_number, (v.median, v.min, v.max)), f"{v.count:,}", _verdict(f.target, v.median))
+            (f.name, f.unit, *map(short_number, (v.median, v.min, v.max)), f"{v.count:,}", _verdict(f.target, v.median))
         )
     return _table(("figure", "unit", "median", "min", "max", "rounds", "target"), rows)
 
@@ -111,9 +129,21 @@ def _distribution_table(distributions: tuple[Distribution, ...]) -> Any:
     rows = []
     for d in distributions:
         v = d.value
-        numbers = tuple(map(_number, (v.mean, v.p50, v.p90, v.p95, v.p99, v.max)))
+        numbers = tuple(map(short_number, (v.mean, v.p50, v.p90, v.p95, v.p99, v.max)))
         rows.append((d.name, d.unit, *numbers, f"{v.count:,}", _verdict(d.target, v.p50)))
     return _table(("distribution", "unit", "mean", "p50", "p90", "p95", "p99", "max", "count", "target"), rows)
+
+
+def _grid_table(grid: Grid) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for heading in grid.headings:
+        table.add_column(heading)
+    for row in grid.rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Any:
@@ -137,7 +167,7 @@ def _verdict(target: Target | None, value: float) -> str:
     return f"{target} {'met' if target.is_met(value) else 'NOT met'}"
 
 
-def _number(value: float) -> str:
+def short_number(value: float) -> str:
     """Four significant digits, or all of a whole part."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"

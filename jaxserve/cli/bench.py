@@ -12,12 +12,16 @@ import typer
 
 from jaxserve.bench.report import Report
 from jaxserve.bench.workload import Dataset, Workload
+from jaxserve.cli.bench_divergence import divergence
+from jaxserve.cli.bench_peers import peers
 from jaxserve.cli.options import ENGINE_FLAGS, OptionGroup, engine_options, takes
 from jaxserve.cli.terminal import print_json
 from jaxserve.config import EngineConfig
 from jaxserve.errors import ConfigError
 
 app = typer.Typer(help="Measure the engine. Without a command: batching, prefix, host and startup.")
+app.command()(peers)
+app.command()(divergence)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 NumPrompts = Annotated[int, typer.Option(min=1, help="Requests.")]
