@@ -14,6 +14,7 @@ from jaxtyping import Array, Float32
 
 from pallas_kernels.cpu.targets import Targets
 from pallas_kernels.kv_pages import KVPages
+from pallas_kernels.paged_attention.reference import quantize_heads
 from pallas_kernels.paged_attention.rope import Angles
 from pallas_kernels.ragged import RaggedLayout
 
@@ -69,7 +70,7 @@ def encode_pages(k: Float32[Array, "Y P L K H"], v: Float32[Array, "Y P L K H"],
     k, v = k.swapaxes(2, 3), v.swapaxes(2, 3)
     k_scale = v_scale = None
     if dtype == "int8":
-        (k, k_scale), (v, v_scale) = _quantized(k), _quantized(v)
+        (k, k_scale), (v, v_scale) = quantize_heads(k), quantize_heads(v)
     grouped = k.reshape(*k.shape[:3], -1, _GROUP, k.shape[-1]).swapaxes(-1, -2)
     return KVPages(k=grouped.astype(_jax_dtype(dtype)), v=v.astype(_jax_dtype(dtype)), k_scale=k_scale, v_scale=v_scale)
 
@@ -201,7 +202,61 @@ def _check_pages(pages: KVPages, num_kv_heads: int, head_size: int) -> None:
         raise ValueError(f"{_dtype_of(pages)} pages with{'out' * (pages.k_scale is None)} scales")
 
 
-def _quantized(x: Float32[Array, "*shape H"]) -> tuple[Float32[Array, "*shape H"], Float32[Array, "*shape"]]:
-    """Whole numbers -127 .. 127 and their scale, for each head of a token."""
-    scale = jnp.max(jnp.abs(x), axis=-1) / 127
-    return jnp.rint(x / jnp.where(scale == 0, 1, scale)[..., None]), scale
+def self_test(targets: Targets, dtype: str) -> float:
+    """The largest error of both kernels against the definition in float64, relative to the largest result; about 1e-6.
+
+    A sequence is written chunk by chunk, then read from the pages that hold it. Raises NotRegistered.
+    """
+    num_tokens, num_heads, num_kv_heads, head_size, page_size = 90, 6, 2, 48, 32
+    rng = np.random.default_rng(0)
+    qkv = rng.standard_normal((num_tokens, (num_heads + 2 * num_kv_heads) * head_size), np.float32)
+    turns = rng.uniform(0, 6, (num_tokens, 16)).astype(np.float32)
+    pages = new_pages(
+        num_layers=2, num_pages=5, page_size=page_size, num_kv_heads=num_kv_heads, head_size=head_size, dtype=dtype
+    )
+    results, errors = [], []
+    for first, end in ((0, 70), (70, 89), (89, 90)):
+        layout = RaggedLayout(
+            kv_lengths=jnp.asarray([end], jnp.int32),
+            query_starts=jnp.asarray([0, end - first], jnp.int32),
+            page_table=jnp.asarray([[3, 0, 4]], jnp.int32),
+            num_single_rows=0,
+        )
+        here = slice(first, end)
+        angles = (jnp.cos(turns[here]), jnp.sin(turns[here]))
+        q, pages = rope_write_kv(
+            jnp.asarray(qkv[here]), pages, 1, layout, num_kv_heads=num_kv_heads, head_size=head_size, angles=angles,
+            targets=targets,
+        )  # fmt: skip
+        out = paged_attention(q, pages, 1, layout, scale=0.2, targets=targets)
+        results.append((np.asarray(q, np.float64), np.asarray(out, np.float64)))
+    q, out = (np.concatenate(parts) for parts in zip(*results, strict=True))
+    heads = qkv.reshape(num_tokens, -1, head_size).astype(np.float64)
+    rotated = _rotated(heads[:, : num_heads + num_kv_heads], turns)
+    errors.append(np.abs(q - rotated[:, :num_heads]).max() / np.abs(q).max())
+    k, v = (np.asarray(a, np.float64)[1, [3, 0, 4]].reshape(-1, num_kv_heads, head_size) for a in decode_pages(pages))
+    steps = {"float32": 1e-6, "bfloat16": 2.0**-8, "int8": 0.51 / 127}
+    for got, want in ((k, rotated[:, num_heads:]), (v, heads[:, num_heads + num_kv_heads :])):
+        allowed = steps[dtype] * np.abs(want).max(axis=-1, keepdims=True)
+        if (np.abs(got[:num_tokens] - want) > allowed).any():
+            return float("inf")
+    want = _attended(q, k[:num_tokens], v[:num_tokens], scale=0.2)
+    errors.append(np.abs(out - want).max() / np.abs(want).max())
+    return float(max(errors))
+
+
+def _rotated(x: np.ndarray, turns: np.ndarray) -> np.ndarray:
+    cos, sin = (f(turns.astype(np.float64))[:, None] for f in (np.cos, np.sin))
+    size = turns.shape[1]
+    first, second = x[..., :size], x[..., size : 2 * size]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, x[..., 2 * size :]], axis=-1)
+
+
+def _attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, scale: float) -> np.ndarray:
+    """Causal attention of one whole sequence."""
+    group = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    logits = scale * np.einsum("tnh,snh->nts", q, k)
+    logits = np.where(np.tri(len(q), dtype=bool), logits, -np.inf)
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.einsum("nts,snh->tnh", weights / weights.sum(axis=-1, keepdims=True), v)

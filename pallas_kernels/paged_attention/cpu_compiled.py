@@ -62,7 +62,7 @@ MINUS_INFINITY = f32(-np.inf)
 _WORDS = (
     "q", "k", "v", "k_scale", "v_scale", "sinks", "out", "tiles", "partials", "partial_bytes", "num_tiles", "num_spans",
     "num_heads", "num_kv_heads", "group", "head_size", "num_pages", "page_size", "max_pages", "layer", "window",
-    "heads_per_item",
+    "heads_per_item", "tiles_per_item",
 )  # fmt: skip
 _JOB = np.dtype([(word, np.int64) for word in _WORDS] + [("scale", np.float32), ("soft_cap", np.float32)])
 JOB_BYTES = _JOB.itemsize
@@ -233,22 +233,26 @@ def _soften_with(has_scales: bool) -> Any:
 
 
 @compiled
+def _keys_seen(job, tile):
+    """The keys that any row of a tile sees: (lowest, past highest)."""
+    first = tile.first_position + tile.first_row // job.group
+    last = tile.first_position + (tile.first_row + tile.num_rows - 1) // job.group
+    return max(first - job.window + 1, 0), min(last + 1, job.max_pages * job.page_size)
+
+
+@compiled
 def _describe_rows(job, tile, head, rows):
-    """Fills `rows`; returns the keys that any of them sees: (lowest, past highest)."""
-    group = job.group
-    num_keys = job.max_pages * job.page_size
-    lowest, highest = num_keys, i64(0)
+    """Fills `rows`."""
+    group, num_keys = job.group, job.max_pages * job.page_size
     for r in range(tile.num_rows):
         f = tile.first_row + r
         position = tile.first_position + f // group
         low, high = max(position - job.window + 1, 0), min(position + 1, num_keys)
-        lowest, highest = min(lowest, low), max(highest, high)
         at = 4 * job.head_size * ((tile.first_token + f // group) * job.num_heads + head * group + f % group)
         row = rows + _ROW_BYTES * r
         store_i64s(row + _LOW, low)
         store_i64s(row + _HIGH, high)
         store_i64s(row + _OUT, job.out + at)
-    return lowest, highest
 
 
 @compiled
@@ -276,6 +280,19 @@ def _find_blocks(job, tile, head, first, low, high, blocks):
                 block = ((job.layer * job.num_pages + page) * job.num_kv_heads + head) * per_page
                 block += position % job.page_size // SUB
         store_i64s(blocks + 8 * j, block)
+
+
+@compiled
+def _copy_blocks(source, target):
+    for j in range(4):
+        store_i64s(target + 8 * j, load_i64s(source + 8 * j))
+
+
+@compiled
+def _first_blocks(job, tile, head, blocks):
+    """As `_find_blocks`, of those that a tile begins with."""
+    low, high = _keys_seen(job, tile)
+    _find_blocks(job, tile, head, low // BLOCK * BLOCK, low, high, blocks)
 
 
 @compiled
@@ -369,28 +386,29 @@ def _span_with(load: Any, item_bytes: int, has_scales: bool) -> Any:
     widened_bytes = 2 * BLOCK * LARGEST_HEAD * 4 if load is not load_f32 else 8
 
     @compiled
-    def widen_both(job, pointers):
-        area, length = scratch(widened_bytes), SUB * job.head_size
+    def widen_both(job, pointers, area):
+        length = SUB * job.head_size
         if widen is not None:
             widen(pointers, pointers + 64, length, area)
             widen(pointers + 32, pointers + 96, length, area + 4 * BLOCK * job.head_size)
 
     @compiled
-    def attend(job, tile, head, first, low, high, rows, packed, state):
-        """Keys from `first`, a multiple of BLOCK, up to `high`, all of one span."""
-        num_rows, head_size = tile.num_rows, job.head_size
+    def attend(job, tile, head, first, end, rows, packed, state, after):
+        """Keys from `first`, a multiple of BLOCK, up to `end`, all of one span. `after`: blocks to prefetch last."""
+        num_rows, head_size, (low, high) = tile.num_rows, job.head_size, _keys_seen(job, tile)
         for i in range(0, num_rows * (head_size + 16), 16):
             store_f32(state + 4 * i, splat_f32(f32(0.0)))
         for r in range(num_rows):
             store_f32s(state + 4 * (num_rows * (head_size + 16) + r), LOWEST)
-        pointers, blocks, following = scratch(192), scratch(32), scratch(32)
+        pointers, blocks, following, area = scratch(192), scratch(32), scratch(32), scratch(widened_bytes)
         group_bytes = SUB * head_size * item_bytes
         _find_blocks(job, tile, head, first, low, high, following)
-        while first < high:
-            for j in range(4):
-                store_i64s(blocks + 8 * j, load_i64s(following + 8 * j))
+        while first < end:
+            _copy_blocks(following, blocks)
             if first + BLOCK < high:
                 _find_blocks(job, tile, head, first + BLOCK, low, high, following)
+            else:
+                _copy_blocks(after, following)
             _addresses(blocks, job.k, group_bytes, pointers)
             _addresses(blocks, job.v, group_bytes, pointers + 32)
             _addresses(following, job.k, group_bytes, pointers + 64)
@@ -398,7 +416,7 @@ def _span_with(load: Any, item_bytes: int, has_scales: bool) -> Any:
             if has_scales:
                 _addresses(blocks, job.k_scale, 4 * SUB, pointers + 128)
                 _addresses(blocks, job.v_scale, 4 * SUB, pointers + 160)
-            widen_both(job, pointers)
+            widen_both(job, pointers, area)
             attend_block(job, tile, first, rows, packed, state, pointers)
             first += BLOCK
 
@@ -455,52 +473,66 @@ def _works_with(load: Any, item_bytes: int, has_scales: bool) -> Any:
     state_bytes = 4 * ROWS * (LARGEST_HEAD + 17) + 64
 
     @compiled
-    def one_head(job, tile, head):
+    def one_head(job, tile, head, after):
         rows, packed, running, state = (
             scratch(rows_bytes),
             scratch(packed_bytes),
             scratch(running_bytes),
             scratch(state_bytes),
         )
-        low, high = _describe_rows(job, tile, head, rows)
+        low, high = _keys_seen(job, tile)
+        _describe_rows(job, tile, head, rows)
         _pack(job, tile, rows, packed)
         _start_row(job, tile, head, rows, running)
         first = low // BLOCK * BLOCK
         while first < high:
             end = min(high, (first // SPAN + 1) * SPAN)
-            attend(job, tile, head, first, low, end, rows, packed, state)
+            attend(job, tile, head, first, end, rows, packed, state, after)
             _merge(job, tile, rows, state, running)
             first = end
         _finish(job, tile, rows, running)
 
     @compiled
     def whole(address, i):
-        job = _job_at(address)
+        """Some tiles and kv heads, one after the other; each prefetches what the next begins with."""
+        job, after = _job_at(address), scratch(32)
         items_per_tile = job.num_kv_heads // job.heads_per_item
+        first_head = i % items_per_tile * job.heads_per_item
         # The last tiles see most keys: begun first, they do not keep one thread busy alone at the end.
-        tile = _tile_at(job.tiles + TILE_BYTES * (job.num_tiles - 1 - i // items_per_tile))
-        first = i % items_per_tile * job.heads_per_item
-        for head in range(first, first + job.heads_per_item):
-            one_head(job, tile, head)
+        index = job.num_tiles - 1 - i // items_per_tile * job.tiles_per_item
+        count = min(job.tiles_per_item, index + 1) * job.heads_per_item
+        for n in range(count):
+            tile, head = _tile_at(job.tiles + TILE_BYTES * index), first_head + n % job.heads_per_item
+            if (n + 1) % job.heads_per_item == 0:
+                index -= 1
+            if n + 1 < count:
+                next_head = first_head + (n + 1) % job.heads_per_item
+                _first_blocks(job, _tile_at(job.tiles + TILE_BYTES * index), next_head, after)
+            else:
+                _first_blocks(job, tile, head, after)
+            one_head(job, tile, head, after)
 
     @compiled
     def span(address, i):
         job = _job_at(address)
         item, index = i // job.num_spans, i % job.num_spans
         tile, head = _tile_at(job.tiles + TILE_BYTES * (item // job.num_kv_heads)), item % job.num_kv_heads
-        rows, packed = scratch(rows_bytes), scratch(packed_bytes)
-        low, high = _describe_rows(job, tile, head, rows)
+        rows, packed, after = scratch(rows_bytes), scratch(packed_bytes), scratch(32)
+        low, high = _keys_seen(job, tile)
+        _describe_rows(job, tile, head, rows)
         _pack(job, tile, rows, packed)
         first, end = max(low // BLOCK * BLOCK, index * SPAN), min(high, (index + 1) * SPAN)
         if first < end:
-            attend(job, tile, head, first, low, end, rows, packed, job.partials + i * job.partial_bytes)
+            _find_blocks(job, tile, head, first, low, high, after)
+            attend(job, tile, head, first, end, rows, packed, job.partials + i * job.partial_bytes, after)
 
     @compiled
     def merged(address, i):
         job = _job_at(address)
         tile, head = _tile_at(job.tiles + TILE_BYTES * (i // job.num_kv_heads)), i % job.num_kv_heads
         rows, running = scratch(rows_bytes), scratch(running_bytes)
-        low, high = _describe_rows(job, tile, head, rows)
+        low, high = _keys_seen(job, tile)
+        _describe_rows(job, tile, head, rows)
         _start_row(job, tile, head, rows, running)
         for index in range(low // SPAN, (high + SPAN - 1) // SPAN):
             _merge(job, tile, rows, job.partials + (i * job.num_spans + index) * job.partial_bytes, running)
@@ -595,7 +627,9 @@ def _target(name: str, dtype: int, load: Any, item_bytes: int) -> Any:
         threads, num_items = num_threads(call), job.num_tiles * job.num_kv_heads
         if num_items >= 4 * threads or job.num_spans < 2 or threads == 1:
             job.heads_per_item = job.num_kv_heads if job.num_tiles >= 8 * threads else 1
-            run_whole(call, address, num_items // job.heads_per_item)
+            job.tiles_per_item = max(1, job.num_tiles // (8 * threads))
+            num_shares = (job.num_tiles + job.tiles_per_item - 1) // job.tiles_per_item
+            run_whole(call, address, num_shares * (job.num_kv_heads // job.heads_per_item))
             return OK
         most_rows = i64(0)
         for i in range(job.num_tiles):

@@ -5,12 +5,17 @@ Agrees with softmax(scale * q k^T) v over the keys at positions <= the query's, 
 logit per query head that takes probability and carries no value (gpt-oss).
 """
 
+from dataclasses import replace
+from typing import Any
+
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int32
+from jaxtyping import Array, Float, Float32, Int8, Int32
 
 from pallas_kernels.kv_pages import KVPages
 from pallas_kernels.paged_attention.rope import Angles, split_and_rotate
 from pallas_kernels.ragged import RaggedLayout, positions_of_tokens
+
+_SMALLEST_PEAK = 2.0**-100
 
 
 def pages_or_past_end(pages: Int32[Array, "..."], num_pages: int) -> Int32[Array, "..."]:
@@ -24,11 +29,36 @@ def pages_or_past_end(pages: Int32[Array, "..."], num_pages: int) -> Int32[Array
 def new_pages(
     *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_size: int, dtype: str
 ) -> KVPages:
-    """A cache of zeros, keys and values as [Y, P, L, K, H]. Raises ValueError for a type that is not kept here."""
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise ValueError(f"these kernels keep keys and values as float32, bfloat16 or float16, not {dtype}")
+    """A cache of zeros, keys and values as [Y, P, L, K, H], scales of int8 as [Y, P, L, K].
+
+    Raises ValueError for a type that is not kept here.
+    """
+    if dtype not in ("float32", "bfloat16", "float16", "int8"):
+        raise ValueError(f"these kernels keep keys and values as float32, bfloat16, float16 or int8, not {dtype}")
     shape = (num_layers, num_pages, page_size, num_kv_heads, head_size)
-    return KVPages(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype))
+    k, v = jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+    if dtype != "int8":
+        return KVPages(k=k, v=v)
+    return KVPages(k=k, v=v, k_scale=jnp.zeros(shape[:-1], jnp.float32), v_scale=jnp.zeros(shape[:-1], jnp.float32))
+
+
+def quantize_heads(x: Float[Array, "*shape H"]) -> tuple[Int8[Array, "*shape H"], Float32[Array, "*shape"]]:
+    """Each head as whole multiples, -127 to 127, of its largest magnitude / 127; zeros where that is below 2^-100."""
+    x = x.astype(jnp.float32)
+    peak = jnp.max(jnp.abs(x), axis=-1)
+    tiny = peak < _SMALLEST_PEAK
+    steps = jnp.rint(x * jnp.where(tiny, 0.0, 127 / jnp.where(tiny, 1.0, peak))[..., None])
+    return steps.astype(jnp.int8), jnp.where(tiny, 0.0, peak / 127)
+
+
+def read_pages(pages: KVPages, at: Any) -> tuple[Float32[Array, "... K H"], Float32[Array, "... K H"]]:
+    """Keys and values at an index of the cache, as numbers; what lies outside it reads as zeros."""
+
+    def read(values: Array, scale: Array | None) -> Array:
+        x = values.at[at].get(mode="fill", fill_value=0).astype(jnp.float32)
+        return x if scale is None else x * scale.at[at].get(mode="fill", fill_value=0)[..., None]
+
+    return read(pages.k, pages.k_scale), read(pages.v, pages.v_scale)
 
 
 def rope_write_kv(
@@ -72,7 +102,15 @@ def write_kv(
     inside = exists & (positions < max_pages * page_size)
     page = pages_or_past_end(jnp.where(inside, page, num_pages), num_pages)
     at = (layer, page, positions % page_size)
-    return KVPages(
+    if pages.k_scale is not None:
+        (k, k_scale), (v, v_scale) = quantize_heads(k), quantize_heads(v)
+        pages = replace(
+            pages,
+            k_scale=pages.k_scale.at[at].set(k_scale, mode="drop"),
+            v_scale=pages.v_scale.at[at].set(v_scale, mode="drop"),
+        )
+    return replace(
+        pages,
         k=pages.k.at[at].set(k.astype(pages.k.dtype), mode="drop"),
         v=pages.v.at[at].set(v.astype(pages.v.dtype), mode="drop"),
     )
@@ -98,8 +136,7 @@ def paged_attention(
     rows, positions, exists = positions_of_tokens(layout, num_tokens)
     numbers = pages_or_past_end(layout.page_table[rows], pages.k.shape[1])
     shape = (num_tokens, -1, num_kv_heads, head_size)
-    k = pages.k.at[layer, numbers].get(mode="fill", fill_value=0).astype(jnp.float32).reshape(shape)
-    v = pages.v.at[layer, numbers].get(mode="fill", fill_value=0).astype(jnp.float32).reshape(shape)
+    k, v = (x.reshape(shape) for x in read_pages(pages, (layer, numbers)))
     grouped = q.astype(jnp.float32).reshape(num_tokens, num_kv_heads, -1, head_size)
     logits = scale * jnp.einsum("tkgh,tskh->tkgs", grouped, k)
     if soft_cap is not None:

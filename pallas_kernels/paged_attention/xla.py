@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
 from pallas_kernels.kv_pages import KVPages
-from pallas_kernels.paged_attention.reference import new_pages, pages_or_past_end, rope_write_kv
+from pallas_kernels.paged_attention.reference import new_pages, pages_or_past_end, read_pages, rope_write_kv
 from pallas_kernels.ragged import RaggedLayout
 
 __all__ = ["new_pages", "paged_attention", "rope_write_kv"]
@@ -165,11 +165,8 @@ def _read_block(keys: _Keys, table: Array, i: Array) -> tuple[Array, Array]:
         page = pages_or_past_end(page, num_pages)
         at = (keys.layer, page[:, None], (i * BLOCK % page_size + jnp.arange(BLOCK))[None])
     shape = (table.shape[0], BLOCK, kv_heads, size)
-
-    def read(pages: Array) -> Array:
-        return pages.at[at].get(mode="fill", fill_value=0).astype(jnp.float32).reshape(shape)
-
-    return read(keys.pages.k), read(keys.pages.v)
+    k, v = read_pages(keys.pages, at)
+    return k.reshape(shape), v.reshape(shape)
 
 
 def _add_block(state: _Running, logits: Float32[Array, "R K Q S"], v: Float32[Array, "R S K H"]) -> _Running:

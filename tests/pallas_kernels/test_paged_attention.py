@@ -127,3 +127,30 @@ def test_a_write_lands_where_attention_reads():
         assert (written[0, 2, 15, 0] == new[0]).all()
         assert (written[0, 1, :2, 0] == new[1:]).all()
         assert float(jnp.abs(written).sum()) == float(new.sum())
+
+
+def test_int8_pages_hold_each_head_to_half_a_step():
+    """And both ways of attending read the same numbers from them."""
+    case = next(c for c in CASES if c.name == "mixed")
+    q, _, layout, rows, options = build(case)
+    rng = np.random.default_rng(3)
+    heads = {"num_kv_heads": case.num_kv_heads, "head_size": case.head_size}
+    columns = (case.num_heads + 2 * case.num_kv_heads) * case.head_size
+    whole = dataclasses.replace(
+        layout, query_starts=jnp.asarray([0, *np.cumsum([kv for _, kv in rows])], jnp.int32), num_single_rows=0
+    )
+    qkv = jnp.asarray(rng.standard_normal((sum(kv for _, kv in rows), columns), np.float32)).at[4].set(0)
+    size = {"num_layers": 2, "num_pages": 30, "page_size": case.page_size}
+    exact, rounded = (
+        XLA.rope_write_kv(qkv, XLA.new_pages(**size, **heads, dtype=dtype), 1, whole, **heads)[1]
+        for dtype in ("float32", "int8")
+    )
+    k, v = (x * scale[..., None] for x, scale in ((rounded.k, rounded.k_scale), (rounded.v, rounded.v_scale)))
+    for got, want in ((k, exact.k), (v, exact.v)):
+        step = jnp.abs(want).max(axis=-1, keepdims=True) / 127
+        assert (jnp.abs(got - want) <= 0.501 * step).all()
+        assert (jnp.abs(got - want) > 0.4 * step).any()
+    for kernels in (REFERENCE, XLA):
+        got = kernels.paged_attention(q, rounded, 1, layout, **options)
+        numbers = KVPages(k=k, v=v)
+        np.testing.assert_allclose(got, plain_numpy(q, numbers, layout, rows, options), atol=TOLERANCE)
