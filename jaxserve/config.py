@@ -8,7 +8,7 @@ from typing import Any, Literal
 from jaxserve.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16"]
-KVCacheDType = Literal["auto", "float32", "bfloat16"]
+KVCacheDType = Literal["auto", "float32", "bfloat16", "int8"]
 ExpandWeights = Literal["auto", "always", "never"]
 KernelChoice = Literal["auto", "reference", "xla", "cpu"]
 CpuLevel = Literal["auto", "avx512vnni", "avx512", "avx2", "generic"]
@@ -91,7 +91,7 @@ _SWITCHES = ("enable_prefix_caching", "overlap", "deterministic")
 _PATHS = ("cache_dir", "compilation_cache_dir")
 _CHOICES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dtype", ("auto", "float32", "bfloat16")),
-    ("kv_cache_dtype", ("auto", "float32", "bfloat16")),
+    ("kv_cache_dtype", ("auto", "float32", "bfloat16", "int8")),
     ("kernels", ("auto", "reference", "xla", "cpu")),
     ("cpu_level", ("auto", "avx512vnni", "avx512", "avx2", "generic")),
     ("expand_weights", ("auto", "always", "never")),

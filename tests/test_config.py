@@ -46,7 +46,7 @@ def test_a_count_that_has_no_default_may_be_left_open(name):
     ("name", "allowed"),
     [
         ("dtype", "auto, float32, bfloat16"),
-        ("kv_cache_dtype", "auto, float32, bfloat16"),
+        ("kv_cache_dtype", "auto, float32, bfloat16, int8"),
         ("kernels", "auto, reference, xla, cpu"),
         ("cpu_level", "auto, avx512vnni, avx512, avx2, generic"),
         ("expand_weights", "auto, always, never"),

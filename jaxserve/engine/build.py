@@ -12,7 +12,7 @@ from jaxserve.engine.buckets import MAX_PREFILLS
 from jaxserve.engine.decisions import Decisions, device_memory_bytes, first_device
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import DeviceExecutor, step_temp_bytes
-from jaxserve.engine.loading import LoadedModel, load_model, tileable_formats
+from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model
 from jaxserve.engine.memory import spare_bytes
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.step import Program
@@ -55,7 +55,7 @@ def build_engine(
     kernels = decisions.kernels()
     num_seqs, num_tokens = decisions.limits()
     if decisions.tries_cpu_kernels:  # before the load: it lays the weights out for the kernels that will read them
-        kernels = decisions.cpu_kernels(tileable_formats(path), progress) or kernels
+        kernels = decisions.cpu_kernels(*cpu_kernel_needs(path), progress) or kernels
     recipe = decisions.recipe()
     loaded = load_model(path, recipe, progress)
     if not decisions.is_cpu:

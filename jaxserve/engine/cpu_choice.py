@@ -3,28 +3,47 @@ a named choice is an error, and of the default one line, for XLA can serve the m
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import jax
+import numpy as np
 
 from jaxserve.engine.progress import Progress
 from pallas_kernels.cpu.build import CompilerMissing, KernelBuildError, ObjectsNotKept
 from pallas_kernels.cpu.targets import Targets, register
-from pallas_kernels.quantized_matmul.cpu import function_of, self_test
+from pallas_kernels.paged_attention import cpu as attention_cpu
+from pallas_kernels.quantized_matmul import cpu as matmul_cpu
 
-# What `--kernels auto` means on a CPU. "xla" until attention is among the CPU kernels; "cpu" from then on.
-AUTO_ON_CPU: Literal["cpu", "xla", "reference"] = "xla"
+AUTO_ON_CPU: Literal["cpu", "xla", "reference"] = "cpu"  # what `--kernels auto` means on a CPU
 MAX_KERNEL_ERROR = 1e-5  # relative; float32 sums in another order stay near 1e-7
 
-Lack = Literal["compiler", "cache", "build", "self_test"]
+Lack = Literal["compiler", "cache", "build", "self_test", "shape"]
 _REMEDIES: dict[Lack, str] = {
     "compiler": "install numba",
     "cache": "give a folder that can be written, --compilation-cache-dir",
     "build": "report it",
     "self_test": "report it",
+    "shape": "choose sizes that they take",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelNeeds:
+    """What the CPU kernels must serve: formats of packed weights, and a cache of this type and geometry."""
+
+    formats: frozenset[str]
+    cache_dtype: str
+    page_size: int
+    head_size: int
+
+    @property
+    def functions(self) -> list[str]:
+        """The targets to register."""
+        products = [matmul_cpu.function_of(name) for name in sorted(self.formats)]
+        return [*products, *attention_cpu.functions_of(self.cache_dtype)]
 
 
 class CpuKernelsUnavailable(Exception):
@@ -48,24 +67,20 @@ def default_cpu_kernels() -> Literal["cpu", "xla", "reference"]:
     return AUTO_ON_CPU
 
 
-def kernel_functions(format_names: Iterable[str]) -> list[str]:
-    """The targets that a model needs whose packed weights have these formats."""
-    return [function_of(name) for name in sorted(format_names)]
-
-
-def available_cpu_kernels(
-    format_names: Iterable[str], folder: Path | None, level: str | None, progress: Progress
-) -> Targets:
-    """The kernels for these formats, built into `folder` if need be, registered, and tested on this machine.
+def available_cpu_kernels(needs: KernelNeeds, folder: Path | None, level: str | None, progress: Progress) -> Targets:
+    """The kernels for these needs, built into `folder` if need be, registered, and tested on this machine.
 
     Raises CpuKernelsUnavailable; ValueError for a level this CPU lacks.
     """
-    formats = sorted(format_names)
+    try:
+        attention_cpu.check_geometry(needs.page_size, needs.head_size)
+    except ValueError as failure:
+        raise CpuKernelsUnavailable("shape", str(failure)) from failure
     if folder is None:
         raise CpuKernelsUnavailable("cache", "there is no cache folder to keep them in")
     try:
-        targets = _registered(kernel_functions(formats), folder / "kernels", level, progress)
-        error = self_test(targets, formats) if formats else 0.0
+        targets = _registered(needs.functions, folder / "kernels", level, progress)
+        error = self_test(targets, needs)
     except (CompilerMissing, ImportError) as failure:
         raise CpuKernelsUnavailable("compiler", str(failure)) from failure
     except ObjectsNotKept as failure:
@@ -77,6 +92,12 @@ def available_cpu_kernels(
     if not error <= MAX_KERNEL_ERROR:  # NaN fails
         raise CpuKernelsUnavailable("self_test", f"the kernels differ from their definition by {error:.1e}")
     return targets
+
+
+def self_test(targets: Targets, needs: KernelNeeds) -> float:
+    """The largest relative error of any of the kernels against its definition."""
+    products = matmul_cpu.self_test(targets, sorted(needs.formats)) if needs.formats else 0.0
+    return float(np.maximum(products, attention_cpu.self_test(targets, needs.cache_dtype)))  # NaN wins
 
 
 def origins_line(targets: Targets) -> str:

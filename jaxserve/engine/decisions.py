@@ -9,9 +9,9 @@ from jaxserve.config import Choice, EngineConfig
 from jaxserve.engine.buckets import MAX_PREFILLS, check_limits, step_shapes
 from jaxserve.engine.cpu_choice import (
     CpuKernelsUnavailable,
+    KernelNeeds,
     available_cpu_kernels,
     default_cpu_kernels,
-    kernel_functions,
     origins_line,
 )
 from jaxserve.engine.loading import LoadedModel, Recipe, tiled_bytes
@@ -91,17 +91,23 @@ class Decisions:
         is_default = self.config.kernels == "auto" and self.is_cpu and default_cpu_kernels() == "cpu"
         return self.config.kernels == "cpu" or (is_default and self._suits_cpu_kernels)
 
-    def cpu_kernels(self, formats: set[str], progress: Progress) -> Kernels | None:
+    def cpu_kernels(self, formats: set[str], head_size: int, progress: Progress) -> Kernels | None:
         """The CPU kernels for the formats that a model's file holds, tested; None where the default goes back to XLA,
         which is said."""
         named = self.config.kernels == "cpu"
-        if not named and not kernel_functions(formats):
+        if not named and not formats:
             self._note("kernels", "xla", "the model has no packed weights in a format of the CPU kernels")
             return None
         folder = self.config.compilation_cache_dir or self.config.cache_dir
         level = None if self.config.cpu_level == "auto" else self.config.cpu_level
+        needs = KernelNeeds(
+            formats=frozenset(formats),
+            cache_dtype="float32" if self.config.kv_cache_dtype == "auto" else self.config.kv_cache_dtype,
+            page_size=self.config.page_size,
+            head_size=head_size,
+        )
         try:
-            targets = available_cpu_kernels(formats, folder, level, progress)
+            targets = available_cpu_kernels(needs, folder, level, progress)
         except ValueError as error:
             raise ConfigError(f"--cpu-level: {error}") from error
         except CpuKernelsUnavailable as lack:

@@ -98,8 +98,8 @@ def tiled_formats(loaded: LoadedModel) -> set[str]:
     return {weight.format_name for weight in _tiled_weights(loaded)}
 
 
-def tileable_formats(path: Path) -> set[str]:
-    """The formats that the layout "tiled" would find in a file, whose tensors are listed and not read."""
+def cpu_kernel_needs(path: Path) -> tuple[set[str], int]:
+    """The formats that the layout "tiled" would find in a file, which is not read for it, and the head size."""
     with open_weights(path) as source:
         model, config, layout = identify(source)
         wanted = paths(model.param_specs(config))
@@ -109,7 +109,7 @@ def tileable_formats(path: Path) -> set[str]:
         names, present = {name: layout.names.tensor_name(name) for name in matrices}, source.names()
         formats = {name: source.info(names[name]).format for name in matrices if names[name] in present}
     known = {name: FORMATS[found] for name, found in formats.items() if found in FORMATS}
-    return {fmt.name for name, fmt in known.items() if can_tile(fmt.spec(*matrices[name].shape))}
+    return {fmt.name for name, fmt in known.items() if can_tile(fmt.spec(*matrices[name].shape))}, config.head_size
 
 
 def tiled_bytes(loaded: LoadedModel) -> int:

@@ -31,18 +31,28 @@ def functions_of(dtype: str) -> tuple[str, str]:
     return f"{folder}.cpu_compiled:attend_{dtype}", f"{folder}.cpu_write_compiled:rope_write_{dtype}"
 
 
+def all_functions() -> tuple[str, ...]:
+    """Every target of this op."""
+    return tuple(function for dtype in _DTYPES for function in functions_of(dtype))
+
+
 def check_page_size(page_size: int) -> None:
     """Raises ValueError unless pages hold whole groups of keys."""
     if page_size < 1 or page_size % _GROUP:
         raise ValueError(f"page size {page_size} is no multiple of {_GROUP}, as the CPU kernels need")
 
 
+def check_geometry(page_size: int, head_size: int) -> None:
+    """Raises ValueError for sizes the kernels do not take."""
+    check_page_size(page_size)
+    _check_head_size(head_size)
+
+
 def new_pages(
     *, num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_size: int, dtype: str
 ) -> KVPages:
     """A cache of zeros. Raises ValueError for sizes the kernels do not take."""
-    check_page_size(page_size)
-    _check_head_size(head_size)
+    check_geometry(page_size, head_size)
     where = (num_layers, num_pages, num_kv_heads)
     k = jnp.zeros((*where, page_size // _GROUP, head_size, _GROUP), _jax_dtype(dtype))
     v = jnp.zeros((*where, page_size, head_size), _jax_dtype(dtype))

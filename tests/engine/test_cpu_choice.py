@@ -9,7 +9,7 @@ import pytest
 from jaxserve.config import CpuLevel, EngineConfig
 from jaxserve.engine import cpu_choice
 from jaxserve.engine.build import build_engine
-from jaxserve.engine.loading import tileable_formats
+from jaxserve.engine.loading import cpu_kernel_needs
 from jaxserve.engine.progress import Silent
 from jaxserve.errors import ConfigError
 from pallas_kernels.cpu import targets as targets_module
@@ -66,12 +66,11 @@ def test_they_are_taken_where_they_can_be_had(cpu_by_default):
 @pytest.mark.parametrize(
     ("path", "options", "reason"),
     [
-        (FLOAT, {}, "no packed weights"),
         (LEGACY, {"dtype": "bfloat16"}, "XLA's own operations"),
         (LEGACY, {"expand_weights": "always"}, "XLA's own operations"),
         (LEGACY, {"kernels": "xla"}, "named by the user"),
     ],
-    ids=["nothing for them to read", "another dtype", "expanded", "by name"],
+    ids=["another dtype", "expanded", "by name"],
 )
 def test_they_are_not_missed_where_they_have_nothing_to_do(cpu_by_default, path, options, reason):
     choices, said = started(path, **options)
@@ -114,7 +113,7 @@ def no_build(monkeypatch, tmp_path) -> dict:
 
 def wrong_results(monkeypatch, tmp_path) -> dict:
     monkeypatch.setattr(cpu_choice, "register", lambda functions, **options: Targets(level="generic", names={}))
-    monkeypatch.setattr(cpu_choice, "self_test", lambda targets, formats: float("nan"))
+    monkeypatch.setattr(cpu_choice, "self_test", lambda targets, needs: float("nan"))
     return {}
 
 
@@ -136,8 +135,16 @@ def test_what_is_missing_is_said_in_one_line_and_counted(nothing_ahead, monkeypa
 
 
 def test_the_formats_are_known_before_the_load():
-    assert tileable_formats(LEGACY) == {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
-    assert tileable_formats(FLOAT) == set()
+    assert cpu_kernel_needs(LEGACY) == ({"BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}, 16)
+    assert cpu_kernel_needs(FLOAT)[0] == {"F32"}
+
+
+def test_sizes_the_kernels_do_not_take_are_left_to_xla(cpu_by_default):
+    choices, (line,) = started(LEGACY, page_size=8)
+    assert (choices["kernels"].value, choices["kernel_fallback"].value) == ("xla", "shape")
+    assert "page size 8 is no multiple of 16" in line
+    with pytest.raises(ConfigError, match=r"^--kernels cpu: page size 8 is no multiple of 16"):
+        started(LEGACY, page_size=8, kernels="cpu")
 
 
 def test_a_lower_level_can_be_named(monkeypatch):
