@@ -22,7 +22,10 @@ from pallas_kernels.cpu.simd import (
 )
 
 _LOG2_E = np.float32(1.44269504)
-_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # the first has 9 bits: n * _LN2_HIGH is exact
+_LN2_HIGH, _LN2_LOW = (
+    np.float32(0.693359375),
+    np.float32(-2.12194440e-4),
+)  # the first has 9 bits: n * _LN2_HIGH is exact
 _ROUND = np.float32(1.5 * 2**23)  # added to a small number, leaves its integer part in the lowest bits
 _ROUND_BITS = np.int32(np.float32(1.5 * 2**23).view(np.int32))
 _LARGEST = np.float32(87.0)

@@ -4,6 +4,7 @@ A target's name carries a hash of all its machine code depends on: the sources, 
 compiled program in XLA's persistent cache can only meet the kernel it was built with, or none.
 """
 
+import ast
 import ctypes
 import hashlib
 import importlib.util
@@ -27,6 +28,7 @@ from pallas_kernels.cpu.levels import Level, level_named
 from pallas_kernels.cpu.native import NativeCode
 from pallas_kernels.cpu.object_files import read_object
 
+_PACKAGE = Path(__file__).parents[1]
 # By XLA's name. Like XLA's own table, which refuses a name twice, for the life of the process: it runs this code.
 _registered: dict[str, NativeCode] = {}
 _registering = threading.Lock()
@@ -120,13 +122,25 @@ def _short_name(function: str) -> str:
 def _key(function: str, level: Level) -> str:
     """Hash of everything the machine code depends on."""
     digest = hashlib.sha256(repr((function, level, metadata.version("numba"), metadata.version("llvmlite"))).encode())
-    for source in (*_sources(Path(__file__).parent), *_sources(_module_file(function).parent)):
+    for source in (*sorted(Path(__file__).parent.glob("*.py")), *sorted(_sources(_module_file(function)))):
         digest.update(hashlib.sha256(source.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
-def _sources(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.py"))
+def _sources(module_file: Path) -> set[Path]:
+    """A module's file and those of this package that it imports, at any distance. Found without importing."""
+    found, waiting = set(), [module_file]
+    while waiting:
+        source = waiting.pop()
+        if source in found:
+            continue
+        found.add(source)
+        for node in ast.walk(ast.parse(source.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(_PACKAGE.name):
+                path = _PACKAGE.parent.joinpath(*node.module.split("."))
+                candidates = [path.with_suffix(".py"), *(path / f"{name.name}.py" for name in node.names)]
+                waiting += [candidate for candidate in candidates if candidate.exists()]
+    return found
 
 
 def _module_file(function: str) -> Path:

@@ -85,9 +85,7 @@ def _high_bits_of_super_blocks(high_bits: UInt8[np.ndarray, "O bytes"]) -> UInt8
     return np.packbits(bits.transpose(0, 2, 1), axis=2, bitorder="little").reshape(high_bits.shape)
 
 
-def _values_of_q6_k(
-    low: UInt8[np.ndarray, "O low"], high: UInt8[np.ndarray, "O high"]
-) -> UInt8[np.ndarray, "O I"]:
+def _values_of_q6_k(low: UInt8[np.ndarray, "O low"], high: UInt8[np.ndarray, "O high"]) -> UInt8[np.ndarray, "O I"]:
     """One value a byte. Of 128 values, 64 bytes hold the low four bits and 32 bytes the high two."""
     nibbles = low.reshape(len(low), -1, 1, 64)
     nibbles = np.concatenate([nibbles & 15, nibbles >> 4], axis=2).reshape(len(low), -1, 4, 32)

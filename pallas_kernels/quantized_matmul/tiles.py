@@ -127,7 +127,9 @@ def check_group_length(format_name: str, group_length: int | None) -> None:
     if tile_format(format_name).scales != "span":
         raise ValueError(f"{format_name} has no groups of a length to choose; group_length is {group_length}")
     if group_length < 1 or group_length % BLOCK_LENGTH:
-        raise ValueError(f"groups have a multiple of {BLOCK_LENGTH} inputs, or the whole row (None); not {group_length}")
+        raise ValueError(
+            f"groups have a multiple of {BLOCK_LENGTH} inputs, or the whole row (None); not {group_length}"
+        )
 
 
 def num_blocks_of(num_inputs: int) -> int:
@@ -164,7 +166,8 @@ def tile(
     [O, I/32], d and dmin float16 [O, I/256]. Q6_K: low uint8 [O, I/2] and high uint8 [O, I/4] as in the file, scales
     int8 [O, I/16], d float16 [O, I/256].
     INT8: quants int8 [O, I], scale float32 or float16 [O]. INT4: quants uint8 [O, I], each 0 to 15; scale float16 and
-    zero uint8 [O, groups], for groups of `group_length` inputs or, if None, the whole row. F32, F16, BF16: array [O, I].
+    zero uint8 [O, groups], for groups of `group_length` inputs or, if None, the whole row. F32, F16, BF16: array
+    [O, I].
     Raises ValueError for formats and shapes without tiles.
     """
     fmt = tile_format(format_name)
@@ -176,7 +179,10 @@ def tile(
         missing = -num_outputs % GROUP_LENGTH
         arrays = {n: np.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1)) for n, a in arrays.items()}
     num_groups = -(-num_outputs // GROUP_LENGTH)
-    sections = [quant_vectors.pack(fmt.name, fmt.bits, arrays, num_blocks_of(num_inputs)), *_scale_sections(fmt, arrays)]
+    sections = [
+        quant_vectors.pack(fmt.name, fmt.bits, arrays, num_blocks_of(num_inputs)),
+        *_scale_sections(fmt, arrays),
+    ]
     in_bytes = [np.ascontiguousarray(section).view(np.uint8).reshape(num_groups, -1) for section in sections]
     tiles = np.concatenate(in_bytes, axis=1).reshape(-1)
     expected = num_tile_bytes(format_name, num_outputs, num_inputs, group_length)

@@ -125,7 +125,9 @@ def test_tiles_hold_the_values_of_k_quants_exactly(format_name):
 @pytest.mark.parametrize("group_length", [32, 64, 128, None])
 def test_tiles_hold_the_values_of_groups_exactly(group_length):
     parts = random_parts(np.random.default_rng(0), "INT4", 20, 200, group_length)
-    scale, zero = (np.repeat(parts[n].astype(np.float32), group_length or 200, axis=1)[:, :200] for n in ("scale", "zero"))
+    scale, zero = (
+        np.repeat(parts[n].astype(np.float32), group_length or 200, axis=1)[:, :200] for n in ("scale", "zero")
+    )
     got = untile("INT4", tile("INT4", parts, group_length), 20, 200, group_length)
     np.testing.assert_array_equal(got, (parts["quants"].astype(np.float32) - zero) * scale)
 
@@ -140,9 +142,7 @@ def test_tiles_hold_the_values_of_whole_rows_exactly():
 def test_tiles_of_outputs_concatenate(format_name):
     whole = _tiles(format_name)
     half = len(whole) // 13 * 6
-    np.testing.assert_array_equal(
-        untile(format_name, whole[:half], 96, I), untile(format_name, whole, O, I)[:96]
-    )
+    np.testing.assert_array_equal(untile(format_name, whole[:half], 96, I), untile(format_name, whole, O, I)[:96])
 
 
 def test_activations_are_rounded_to_half_a_step():
@@ -313,9 +313,7 @@ def test_refuses_a_format_that_is_not_registered():
         ((2, 96), 12480, 0, (0, 0), (2, O), 480, 4, "attribute before is 4, expected 0 to 3"),
     ],
 )
-def test_the_machine_code_checks_sizes_too(
-    targets, x, num_bytes, norm, residual, out, workspace, before, message
-):
+def test_the_machine_code_checks_sizes_too(targets, x, num_bytes, norm, residual, out, workspace, before, message):
     results = (jax.ShapeDtypeStruct(out, jnp.float32), jax.ShapeDtypeStruct((workspace,), jnp.uint8))
     call = jax.ffi.ffi_call(targets.name_of(function_of("Q4_1")), results)
 
