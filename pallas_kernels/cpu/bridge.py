@@ -30,8 +30,8 @@ _word_at, _enum_at, _byte_at, _float_at = map(at, (np.int64, np.int32, np.uint8,
 
 
 @intrinsic
-def call_api(context, function, args):
-    """Calls an API function, `XLA_FFI_Error* function(args*)`, both given as addresses."""
+def call_at(context, function, args):
+    """Calls the C function `int64_t function(int64_t)` at an address; an XLA API function takes and returns one."""
 
     def lower(c, b, sig, args):
         fn_type = ir.FunctionType(cgutils.intp_t, [cgutils.intp_t])
@@ -60,7 +60,7 @@ def fail(call, code, template, x, y, z):
     args = _error_at(address)
     args.struct_size, args.extension_start = _ERROR_SIZE, 0
     args.message, args.errc = message, code  # XLA copies the message
-    return call_api(api_at(frame_at(call).api).Error_Create, address)
+    return call_at(api_at(frame_at(call).api).Error_Create, address)
 
 
 @compiled
@@ -165,7 +165,7 @@ def _attr_check(name: str, attrs: Mapping[str, int]) -> Any:
     return check if names else check_count
 
 
-def declare(
+def declare_shared(
     name: str,
     body: Any,
     *,
@@ -173,7 +173,7 @@ def declare(
     rets: Sequence[tuple[int, int]],
     attrs: Mapping[str, int] | None = None,
 ) -> Any:
-    """The target `f(call) -> error` around `body`.
+    """`f(call, settings) -> error` around `body(call, settings)`: code that targets with settings of their own share.
 
     `args` and `rets` list (dtype, rank), `attrs` maps the names of scalar attributes to dtypes.
     """
@@ -183,7 +183,7 @@ def declare(
     wrong_abi = f"{name}: XLA FFI API %lld.%lld has smaller structs than known (frame: %lld bytes)"
 
     @compiled
-    def target(call):
+    def target(call, settings):
         frame = frame_at(call)
         api = api_at(frame.api)
         version = api.api_version
@@ -205,6 +205,12 @@ def declare(
             error = check_rets(call, rets.size, rets.types, rets.rets)
         if error == OK:
             error = check_attrs(call, frame.attrs)
-        return error if error != OK else body(call)
+        return error if error != OK else body(call, settings)
 
     return target
+
+
+def declare(name: str, body: Any, **operands: Any) -> Any:
+    """The target `f(call) -> error` around `body(call)`; operands as in `declare_shared`."""
+    shared = declare_shared(name, compiled(lambda call, settings: body(call)), **operands)
+    return compiled(lambda call: shared(call, OK))

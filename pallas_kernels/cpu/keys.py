@@ -4,6 +4,7 @@ The source key covers what kernels are made of and can be computed where they on
 is known beside it (prebuilt.py) or from what is installed, and is added to it in the target's name.
 """
 
+import ast
 import hashlib
 import importlib.util
 import platform
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from pallas_kernels.cpu.levels import Level
 
+_PACKAGE = Path(__file__).parents[1]
 # Modules of this folder that find, keep and load finished code: no machine code depends on them.
 _NO_PART_OF_KERNELS = frozenset({"__init__", "targets", "keys", "build", "prebuilt", "object_files"})
 
@@ -20,8 +22,9 @@ _NO_PART_OF_KERNELS = frozenset({"__init__", "targets", "keys", "build", "prebui
 def source_key(function: str, level: Level) -> str:
     """Of the sources, the level and the kind of machine. Raises ValueError for what is no module:attribute."""
     digest = hashlib.sha256(repr((function, level, sys.platform, platform.machine())).encode())
-    own = (path for path in _sources(Path(__file__).parent) if path.stem not in _NO_PART_OF_KERNELS)
-    for source in (*own, *_sources(_module_file(function).parent)):
+    here = Path(__file__).parent
+    sources = set(here.glob("*.py")) | _imported_sources(_module_file(function))
+    for source in sorted(sources - {here / f"{name}.py" for name in _NO_PART_OF_KERNELS}):
         digest.update(hashlib.sha256(source.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
@@ -42,8 +45,21 @@ def short_name(function: str) -> str:
     return f"{module.split('.')[-2:][0]}_{attribute}"
 
 
-def _sources(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.py"))
+def _imported_sources(module_file: Path) -> set[Path]:
+    """A module's file and those of this package that it imports, at any distance. Found without importing."""
+    found: set[Path] = set()
+    waiting = [module_file]
+    while waiting:
+        source = waiting.pop()
+        if source in found:
+            continue
+        found.add(source)
+        for node in ast.walk(ast.parse(source.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE.name):
+                path = _PACKAGE.parent.joinpath(*str(node.module).split("."))
+                candidates = [path.with_suffix(".py"), *(path / f"{name.name}.py" for name in node.names)]
+                waiting += [candidate for candidate in candidates if candidate.exists()]
+    return found
 
 
 def _module_file(function: str) -> Path:

@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 
 from pallas_kernels.cpu import abi
-from pallas_kernels.cpu.bridge import OK, api_at, call_api, frame_at
+from pallas_kernels.cpu.bridge import OK, api_at, call_at, frame_at
 from pallas_kernels.cpu.memory import I64, at, c_entry, c_function, compiled, intrinsic, stack
 from pallas_kernels.cpu.simd import load_i64s, store_i64s
 
@@ -64,7 +64,7 @@ def _relax(context):
     return types.void(), lower
 
 
-def _c_address(function: Any) -> Any:
+def c_address(function: Any) -> Any:
     """A compiled function () -> address of the compiled `function(int64) -> int64` as C code."""
 
     @intrinsic
@@ -89,7 +89,7 @@ def _failed(call, error):
     address = stack(24)
     args = _destroy_at(address)
     args.struct_size, args.extension_start, args.error = _DESTROY_SIZE, 0, error
-    call_api(api_at(frame_at(call).api).Error_Destroy, address)
+    call_at(api_at(frame_at(call).api).Error_Destroy, address)
     return True
 
 
@@ -100,7 +100,7 @@ def num_threads(call):
     args = _num_threads_at(address)
     args.struct_size, args.extension_start = _NUM_THREADS_SIZE, 0
     args.ctx, args.num_threads = frame.ctx, count
-    if _failed(call, call_api(api_at(frame.api).ThreadPool_NumThreads, address)):
+    if _failed(call, call_at(api_at(frame.api).ThreadPool_NumThreads, address)):
         return 1
     return load_i64s(count)
 
@@ -111,7 +111,7 @@ def _schedule(call, task, data):
     args = _schedule_at(address)
     args.struct_size, args.extension_start = _SCHEDULE_SIZE, 0
     args.ctx, args.task, args.data = frame.ctx, task, data
-    return not _failed(call, call_api(api_at(frame.api).ThreadPool_Schedule, address))
+    return not _failed(call, call_at(api_at(frame.api).ThreadPool_Schedule, address))
 
 
 @compiled
@@ -169,7 +169,7 @@ def parallel(work: Any) -> Any:
         _release(job)
         return 0
 
-    task_address = _c_address(task)
+    task_address = c_address(task)
 
     @compiled
     def run(call, data, count):

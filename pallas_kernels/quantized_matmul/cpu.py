@@ -180,16 +180,16 @@ def self_test(targets: Targets, format_names: Iterable[str] | None = None) -> fl
 
 
 def _relative_error(targets: Targets, format_name: str) -> float:
-    """Over random weights and 23 rows, which take tiles of sixteen, eight, four and one, with all that is fused."""
+    """Over random weights and 21 rows, which take tiles of eight, four and one, with all that is fused."""
     rng = np.random.default_rng(0)
     parts = random_parts(rng, format_name, 48, 256)
     tiles = tile(format_name, parts)
-    x, residual = rng.standard_normal((23, 512), np.float32), rng.standard_normal((23, 48), np.float32)
+    x, residual = rng.standard_normal((21, 512), np.float32), rng.standard_normal((21, 48), np.float32)
     norm = RmsNorm(weight=jnp.asarray(rng.uniform(0.5, 1.5, 256).astype(np.float32)), eps=1e-5)
     cases = (
         (None, x[:, :256], None),
         (norm, x[:, :256], residual),
-        (GatedUnit(activation="silu"), x[:21], residual[:21]),
+        (GatedUnit(activation="silu"), x[:19], residual[:19]),
         (GatedUnit(activation="gelu_tanh"), x[:3], None),
     )
     return max(_case_error(targets, format_name, tiles, *case) for case in cases)

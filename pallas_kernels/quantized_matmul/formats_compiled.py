@@ -83,7 +83,10 @@ VECTORS = {4: _nibbles, 5: _five_bits, 6: _six_bits, 8: _bytes}
 
 @compiled
 def _dot(start, weights, x):
-    """start + the exact integer products of one block of 16 outputs with the 32 activations at x."""
+    """start + the exact integer products of one block of 16 outputs with the 32 activations at x.
+
+    Two chains of sums: one would leave the CPU waiting for its own results.
+    """
     a = dot_u8i8(start, weights[0], splat_load_i8x4(x))
     b = dot_u8i8(splat_i32(i32(0)), weights[1], splat_load_i8x4(x + 4))
     a = dot_u8i8(a, weights[2], splat_load_i8x4(x + 8))

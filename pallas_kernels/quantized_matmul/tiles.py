@@ -166,7 +166,8 @@ def tile(
     [O, I/32], d and dmin float16 [O, I/256]. Q6_K: low uint8 [O, I/2] and high uint8 [O, I/4] as in the file, scales
     int8 [O, I/16], d float16 [O, I/256].
     INT8: quants int8 [O, I], scale float32 or float16 [O]. INT4: quants uint8 [O, I], each 0 to 15; scale float16 and
-    zero uint8 [O, groups], for groups of `group_length` inputs or, if None, the whole row. F32, F16, BF16: array.
+    zero uint8 [O, groups], for groups of `group_length` inputs or, if None, the whole row. F32, F16, BF16: array
+    [O, I].
     Raises ValueError for formats and shapes without tiles.
     """
     fmt = tile_format(format_name)

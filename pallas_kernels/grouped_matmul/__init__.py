@@ -1,0 +1,1 @@
+"""Matrix products with one of several weights for each row (experts). reference.py defines the result."""
