@@ -22,42 +22,35 @@ from pallas_kernels.cpu.simd import (
     i64,
     load_f32,
     load_i64s,
-    repeat,
-    replace,
     splat_f32,
     store_f32,
     store_f32s,
     store_i64s,
-    target_has,
 )
 from pallas_kernels.cpu.simd_math import (
-    add_products,
-    divide,
     exp,
     first_lane,
-    hmax,
     hsum,
-    keep_between,
-    larger,
     load_bf16,
     load_f32s,
     load_i8_as_f32,
     load_i32s,
-    load_tile,
-    prefetch,
-    store_tile,
-    tanh,
     zeros,
 )
 from pallas_kernels.paged_attention.cpu_checks_compiled import LARGEST_HEAD, SUB, checks_of, same_dims
+from pallas_kernels.paged_attention.cpu_tiles_compiled import (
+    BLOCK,
+    MINUS_INFINITY,
+    TILE,
+    add_row_values,
+    add_values,
+    scores_of_block,
+    soften_with,
+)
 
-BLOCK = 64  # keys of one step of the running softmax
 SPAN = 512  # keys summed by themselves; a multiple of BLOCK
 ROWS = 32  # rows of a tile of work at most
-# Rows of a tile of registers: with 16 values a vector, 4 x 4 sums fill half the 32 registers of AVX-512.
-TILE = 4 if target_has("avx512f") else 1
 LOWEST = f32(-1e30)  # finite: exp(LOWEST - LOWEST) must not be NaN for rows that see nothing
-MINUS_INFINITY = f32(-np.inf)
 
 _WORDS = (
     "q", "k", "v", "k_scale", "v_scale", "sinks", "out", "tiles", "partials", "partial_bytes", "num_tiles", "num_spans",
@@ -81,155 +74,6 @@ _LOW, _HIGH, _OUT, _ROW_BYTES = 0, 8, 16, 24
 
 _malloc = c_function("malloc", num_params=1, returns=True)
 _free = c_function("free", num_params=1, returns=False)
-
-
-def _scores_of(num_rows: int) -> Any:
-    """A compiled function: products of `num_rows` packed queries with a block of keys.
-
-    `keys` holds the addresses of four groups of 16 keys, `ahead` of memory to prefetch meanwhile.
-    """
-
-    num_sums = 4 * num_rows
-
-    @compiled
-    def scores(q, keys, ahead, head_size, out):
-        k0, k1, k2, k3 = load_i64s(keys), load_i64s(keys + 8), load_i64s(keys + 16), load_i64s(keys + 24)
-        a0, a1, a2, a3 = load_i64s(ahead), load_i64s(ahead + 8), load_i64s(ahead + 16), load_i64s(ahead + 24)
-        acc = repeat(splat_f32(f32(0.0)), num_sums)
-        for h in range(head_size):
-            at = 64 * h
-            prefetch(a0 + at)
-            prefetch(a1 + at)
-            prefetch(a2 + at)
-            prefetch(a3 + at)
-            key = (load_f32(k0 + at), load_f32(k1 + at), load_f32(k2 + at), load_f32(k3 + at))
-            acc = add_products(acc, key, q + 4 * TILE * h, 4)
-        store_tile(out, 256, num_rows, 4, acc)
-
-    return scores
-
-
-def _values_of(num_rows: int, num_vectors: int) -> Any:
-    """A compiled function: adds the weighted values t0 <= t < t1 of a block to `num_rows` sums, 16 * num_vectors wide.
-
-    `values` and `ahead` as `keys` in `_scores_of`; all addresses are shifted by `column` values.
-    """
-
-    @compiled
-    def add(weights, values, ahead, column, t0, t1, sums, head_size):
-        row_bytes = 4 * head_size
-        acc = load_tile(sums + 4 * column, row_bytes, num_rows, num_vectors)
-        for j in range(t0 // SUB, (t1 + SUB - 1) // SUB):
-            value = load_i64s(values + 8 * j) + 4 * column
-            distance = load_i64s(ahead + 8 * j) + 4 * column - value
-            first, last = max(t0 - SUB * j, 0), min(t1 - SUB * j, SUB)
-            value, weight = value + first * row_bytes, weights + 64 * j + 4 * first
-            for _ in range(last - first):
-                for n in range(num_vectors):
-                    prefetch(value + distance + 64 * n)
-                acc = add_products(acc, load_tile(value, 0, 1, num_vectors), weight, 256)
-                value, weight = value + row_bytes, weight + 4
-        store_tile(sums + 4 * column, row_bytes, num_rows, num_vectors, acc)
-
-    return add
-
-
-def _all_values_of(num_rows: int) -> Any:
-    """A compiled function: `_values_of` over all columns of the head."""
-    wide, narrow = _values_of(num_rows, 4), _values_of(num_rows, 1)
-
-    @compiled
-    def add(weights, values, ahead, t0, t1, sums, head_size):
-        if t1 <= t0:
-            return
-        column = 0
-        while column + 64 <= head_size:
-            wide(weights, values, ahead, column, t0, t1, sums, head_size)
-            column += 64
-        while column < head_size:
-            narrow(weights, values, ahead, column, t0, t1, sums, head_size)
-            column += 16
-
-    return add
-
-
-def _by_rows(function_of: Any) -> tuple[Any, ...]:
-    """Functions for 1 .. 4 rows; those that no tile has are the one for 1."""
-    return tuple(function_of(rows if rows <= TILE else 1) for rows in (1, 2, 3, 4))
-
-
-_scores1, _scores2, _scores3, _scores4 = _by_rows(_scores_of)
-_values1, _values2, _values3, _values4 = _by_rows(_all_values_of)
-
-
-@compiled
-def _scores(num_rows, q, keys, ahead, head_size, out):
-    if num_rows == 4:
-        _scores4(q, keys, ahead, head_size, out)
-    elif num_rows == 3:
-        _scores3(q, keys, ahead, head_size, out)
-    elif num_rows == 2:
-        _scores2(q, keys, ahead, head_size, out)
-    else:
-        _scores1(q, keys, ahead, head_size, out)
-
-
-@compiled
-def _values(num_rows, weights, values, ahead, t0, t1, sums, head_size):
-    if num_rows == 4:
-        _values4(weights, values, ahead, t0, t1, sums, head_size)
-    elif num_rows == 3:
-        _values3(weights, values, ahead, t0, t1, sums, head_size)
-    elif num_rows == 2:
-        _values2(weights, values, ahead, t0, t1, sums, head_size)
-    else:
-        _values1(weights, values, ahead, t0, t1, sums, head_size)
-
-
-@compiled
-def _capped(x, soft_cap):
-    cap = splat_f32(soft_cap)
-    return cap * tanh(divide(x, cap))
-
-
-def _soften_with(has_scales: bool) -> Any:
-    """A compiled function that turns a row's products into weights relative to the largest logit so far.
-
-    Shrinks what was summed before when that is a new one. `lanes`: the row's sixteen sums of weights; `top`: address
-    of its largest logit; scales: addresses of those of the block's keys and values, if `has_scales`.
-    """
-
-    @compiled
-    def soften(weights, low, high, scale, soft_cap, k_scales, v_scales, sums, lanes, top, head_size):
-        s = repeat(splat_f32(scale), 4)
-        for j in range(4):
-            x = load_f32(weights + 64 * j) * splat_f32(scale)
-            if has_scales:
-                x = x * load_f32(load_i64s(k_scales + 8 * j))
-            if soft_cap != f32(0.0):
-                x = _capped(x, soft_cap)
-            s = replace(s, j, keep_between(x, low - SUB * j, high - SUB * j, MINUS_INFINITY))
-        old = load_f32s(top)
-        new = hmax(larger(larger(s[0], s[1]), larger(s[2], s[3])))
-        if new > old:
-            shrink = exp(splat_f32(old - new))
-            store_f32(lanes, load_f32(lanes) * shrink)
-            for h in range(0, head_size, 16):
-                store_f32(sums + 4 * h, load_f32(sums + 4 * h) * shrink)
-            store_f32s(top, new)
-        else:
-            new = old
-        total = load_f32(lanes)
-        for j in range(4):
-            w = exp(s[j] - splat_f32(new))
-            w = keep_between(w, low - SUB * j, high - SUB * j, f32(0.0))
-            total = total + w
-            if has_scales:
-                w = w * load_f32(load_i64s(v_scales + 8 * j))
-            store_f32(weights + 64 * j, w)
-        store_f32(lanes, total)
-
-    return soften
 
 
 @compiled
@@ -304,74 +148,84 @@ def _addresses(blocks, start, block_bytes, out):
 
 
 def _widen_with(load: Any, item_bytes: int) -> Any:
-    """A compiled function: float32 copies of four blocks, whose addresses it replaces; prefetches what is ahead."""
+    """A compiled function: float32 copies of four blocks, whose addresses it replaces."""
 
     @compiled
-    def widen(addresses, ahead, block_length, out):
+    def widen(addresses, block_length, out):
         for j in range(4):
-            source, distance = load_i64s(addresses + 8 * j), load_i64s(ahead + 8 * j) - load_i64s(addresses + 8 * j)
-            target = out + 4 * j * block_length
-            for i in range(0, block_length, 64 // item_bytes):
-                prefetch(source + distance + item_bytes * i)
-                for n in range(0, 64 // item_bytes, 16):
-                    store_f32(target + 4 * (i + n), load(source + item_bytes * (i + n)))
+            source, target = load_i64s(addresses + 8 * j), out + 4 * j * block_length
+            for i in range(0, block_length, 16):
+                store_f32(target + 4 * i, load(source + item_bytes * i))
             store_i64s(addresses + 8 * j, target)
-            store_i64s(ahead + 8 * j, target)
 
     return widen
 
 
-def _block_with(has_scales: bool) -> Any:
+@compiled
+def _limits(row, first):
+    """What a row sees of the block that begins at `first`: low <= i < high, counted from there."""
+    return max(load_i64s(row + _LOW) - first, 0), min(load_i64s(row + _HIGH) - first, BLOCK)
+
+
+@compiled
+def _common_limits(rows, count, first):
+    """What all of `count` rows see of a block, low <= i < high, then what any of them sees."""
+    low, high, any_low, any_high = i64(0), i64(BLOCK), i64(BLOCK), i64(0)
+    for i in range(count):
+        start, stop = _limits(rows + _ROW_BYTES * i, first)
+        low, high = max(low, start), min(high, stop)
+        any_low, any_high = min(any_low, start), max(any_high, stop)
+    return min(low, BLOCK), max(high, 0), any_low, any_high
+
+
+@compiled
+def _add_outside(rows, count, first, low, high, is_before, weights, values, sums, head_size):
+    """Adds the values that not all rows see, row by row: those before `low`, or those from `high` on.
+
+    So a value that a row does not see never touches it, whatever it is.
+    """
+    for i in range(count):
+        start, stop = _limits(rows + _ROW_BYTES * i, first)
+        if is_before:
+            stop = min(low, stop)
+        else:
+            start = max(high, max(low, start))
+        add_row_values(weights + 256 * i, values, values, 4, start, stop, sums + 4 * i * head_size, head_size)
+
+
+def _block_with(has_scales: bool, item_bytes: int) -> Any:
     """A compiled function: one block of keys and values for all rows of an item."""
-    soften = _soften_with(has_scales)
+    soften = soften_with(has_scales)
+
+    @compiled
+    def tile_of_rows(job, rows, count, first, q, sums, lanes, tops, pointers):
+        head_size, weights, keys, values = job.head_size, scratch(1024), pointers, pointers + 32
+        low, high, any_low, any_high = _common_limits(rows, count, first)
+        if any_high <= 0 or any_low >= BLOCK:
+            return False
+        scores_of_block(count, q, keys, pointers + 64, item_bytes, head_size, weights)
+        for i in range(count):
+            start, stop = _limits(rows + _ROW_BYTES * i, first)
+            soften(weights + 256 * i, start, stop, job.scale, job.soft_cap, pointers + 128, pointers + 160,
+                   sums + 4 * i * head_size, lanes + 64 * i, tops + 4 * i, head_size)  # fmt: skip
+        if low != any_low or high != any_high:
+            _add_outside(rows, count, first, low, high, True, weights, values, sums, head_size)
+        add_values(count, weights, values, pointers + 96, item_bytes, low, high, sums, head_size)
+        if low != any_low or high != any_high:
+            _add_outside(rows, count, first, low, high, False, weights, values, sums, head_size)
+        return True
 
     @compiled
     def block(job, tile, first, rows, packed, state, pointers):
-        head_size, scale, soft_cap = job.head_size, job.scale, job.soft_cap
-        lanes = state + 4 * tile.num_rows * head_size
+        row_bytes = 4 * job.head_size
+        lanes = state + row_bytes * tile.num_rows
         tops = lanes + 64 * tile.num_rows
-        weights, keys, values = scratch(1024), pointers, pointers + 32
-        next_keys, next_values = pointers + 64, pointers + 96
         for r in range(0, tile.num_rows, TILE):
-            count = min(TILE, tile.num_rows - r)
-            start, stop, any_low, any_high = i64(0), i64(BLOCK), i64(BLOCK), i64(0)
-            for i in range(count):
-                row = rows + _ROW_BYTES * (r + i)
-                low, high = max(load_i64s(row + _LOW) - first, 0), min(load_i64s(row + _HIGH) - first, BLOCK)
-                start, stop, any_low, any_high = (
-                    max(start, low),
-                    min(stop, high),
-                    min(any_low, low),
-                    max(any_high, high),
-                )
-            if any_high <= 0 or any_low >= BLOCK:
-                continue
-            _scores(count, packed + 4 * r * head_size, keys, next_keys, head_size, weights)
-            for i in range(count):
-                row, n = rows + _ROW_BYTES * (r + i), r + i
-                low, high = load_i64s(row + _LOW) - first, load_i64s(row + _HIGH) - first
-                soften(weights + 256 * i, low, high, scale, soft_cap, pointers + 128, pointers + 160,
-                       state + 4 * n * head_size, lanes + 64 * n, tops + 4 * n, head_size)  # fmt: skip
-            sums = state + 4 * r * head_size
-            start, stop = min(start, BLOCK), max(stop, 0)
-            # What only some rows see is added row by row: a value that a row does not see never touches it.
-            if start != any_low or stop != any_high:
-                for i in range(count):
-                    low = max(load_i64s(rows + _ROW_BYTES * (r + i) + _LOW) - first, 0)
-                    high = min(load_i64s(rows + _ROW_BYTES * (r + i) + _HIGH) - first, BLOCK)
-                    row_sums = sums + 4 * i * head_size
-                    _values1(weights + 256 * i, values, values, low, min(start, high), row_sums, head_size)
-            _values(count, weights, values, next_values, start, stop, sums, head_size)
-            if start != any_low or stop != any_high:
-                for i in range(count):
-                    low = max(load_i64s(rows + _ROW_BYTES * (r + i) + _LOW) - first, 0)
-                    high = min(load_i64s(rows + _ROW_BYTES * (r + i) + _HIGH) - first, BLOCK)
-                    row_sums = sums + 4 * i * head_size
-                    after = max(stop, max(start, low))
-                    _values1(weights + 256 * i, values, values, after, high, row_sums, head_size)
-            for j in range(4):  # prefetched once is enough
-                store_i64s(next_keys + 8 * j, load_i64s(keys + 8 * j))
-                store_i64s(next_values + 8 * j, load_i64s(values + 8 * j))
+            q, sums, count = packed + row_bytes * r, state + row_bytes * r, min(TILE, tile.num_rows - r)
+            here = rows + _ROW_BYTES * r
+            if tile_of_rows(job, here, count, first, q, sums, lanes + 64 * r, tops + 4 * r, pointers):
+                _copy_blocks(pointers, pointers + 64)  # what was prefetched once is not again
+                _copy_blocks(pointers + 32, pointers + 96)
 
     return block
 
@@ -381,7 +235,7 @@ def _span_with(load: Any, item_bytes: int, has_scales: bool) -> Any:
 
     `state` gets, for the tile's rows, H sums of values each, then 16 sums of weights each, then the largest logits.
     """
-    attend_block = _block_with(has_scales)
+    attend_block = _block_with(has_scales, item_bytes)
     widen = _widen_with(load, item_bytes) if load is not load_f32 else None
     widened_bytes = 2 * BLOCK * LARGEST_HEAD * 4 if load is not load_f32 else 8
 
@@ -389,8 +243,8 @@ def _span_with(load: Any, item_bytes: int, has_scales: bool) -> Any:
     def widen_both(job, pointers, area):
         length = SUB * job.head_size
         if widen is not None:
-            widen(pointers, pointers + 64, length, area)
-            widen(pointers + 32, pointers + 96, length, area + 4 * BLOCK * job.head_size)
+            widen(pointers, length, area)
+            widen(pointers + 32, length, area + 4 * BLOCK * job.head_size)
 
     @compiled
     def attend(job, tile, head, first, end, rows, packed, state, after):
