@@ -4,6 +4,7 @@ Five layers with a sliding window and a rope of their own stand before each laye
 before and after attention and MLP, and one on every query and key. Agrees with transformers' modeling_gemma3.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def config_from_hf(hf: Mapping[str, Any]) -> GemmaConfig:
     """
     text = hf.get("text_config", hf)
     try:
-        check_values(text, COMPUTED | {"attn_logit_softcapping": (None,), "final_logit_softcapping": (None,)})
+        check_values(text, COMPUTED)
         head_size, max_position = text.get("head_dim", 256), text.get("max_position_embeddings", 131_072)
         local, everywhere = _hf_ropes(text)
         return GemmaConfig(
@@ -93,6 +94,8 @@ def config_from_hf(hf: Mapping[str, Any]) -> GemmaConfig:
             local_rope=make_rope(head_size, local["rope_theta"], local, max_position),
             global_rope=make_rope(head_size, everywhere["rope_theta"], everywhere, max_position),
             is_tied=text.get("tie_word_embeddings", True),
+            attention_soft_cap=text.get("attn_logit_softcapping"),
+            final_soft_cap=text.get("final_logit_softcapping"),
         )
     except KeyError as error:
         raise CheckpointError(f"config.json: field {error} is missing") from error
@@ -166,6 +169,7 @@ def config_from_gguf(source: WeightSource) -> GemmaConfig:
             local_rope=make_rope(head_size, local_theta, None, 0),
             global_rope=make_rope(head_size, theta, scaling, need("context_length")),
             is_tied="output.weight" not in source.names(),
+            final_soft_cap=meta.get("gemma3.final_logit_softcapping"),
         )
     except CheckpointError:
         raise
@@ -307,6 +311,25 @@ GGUF_NAMES = NameMap(
     }
 )
 
+# The half of an image-and-text checkpoint that this version leaves out: it answers text only.
+_VISION_LAYER = "vision_tower.vision_model.encoder.layers.{layer}"
+_VISION_TENSORS = (
+    "multi_modal_projector.mm_input_projection_weight",
+    "multi_modal_projector.mm_soft_emb_norm.weight",
+    "vision_tower.vision_model.embeddings.position_embedding.weight",
+    *(
+        f"{module}.{kind}"
+        for kind in ("weight", "bias")
+        for module in (
+            "vision_tower.vision_model.embeddings.patch_embedding",
+            "vision_tower.vision_model.post_layernorm",
+            *(f"{_VISION_LAYER}.layer_norm{n}" for n in "12"),
+            *(f"{_VISION_LAYER}.mlp.fc{n}" for n in "12"),
+            *(f"{_VISION_LAYER}.self_attn.{p}_proj" for p in ("q", "k", "v", "out")),
+        )
+    ),
+)
+
 MODEL = Model(
     hf_architectures=("Gemma3ForCausalLM",),
     gguf_architectures=("gemma3",),
@@ -317,4 +340,10 @@ MODEL = Model(
     gguf_layout=FileLayout(names=GGUF_NAMES),
     forward=forward,
     unembed=logits,
+)
+WITH_VISION = dataclasses.replace(
+    MODEL,
+    hf_architectures=("Gemma3ForConditionalGeneration",),
+    gguf_architectures=(),
+    hf_layout=FileLayout(names=_hf_names("language_model."), ignored=_VISION_TENSORS, added_to_vectors=_one_for_norms),
 )

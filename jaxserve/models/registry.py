@@ -4,7 +4,7 @@ from checkpoints.errors import UnsupportedCheckpoint
 from jaxserve.models import gemma2, gemma3, llama, qwen
 from jaxserve.models.model import Model
 
-MODELS: tuple[Model, ...] = (llama.MODEL, qwen.MODEL, gemma2.MODEL, gemma3.MODEL)
+MODELS: tuple[Model, ...] = (llama.MODEL, qwen.MODEL, gemma2.MODEL, gemma3.MODEL, gemma3.WITH_VISION)
 
 
 def model_for_hf(architecture: str) -> Model:

@@ -15,8 +15,10 @@ from parity import (
     whole_prompt_logits,
     written_as_gguf,
 )
+from safetensors.numpy import save_file
 
 from checkpoints.errors import CheckpointError, UnsupportedCheckpoint
+from checkpoints.load import open_weights
 from jaxserve.models.gemma3 import MODEL, config_from_hf
 from pallas_kernels.kernels import REFERENCE
 
@@ -73,6 +75,18 @@ def test_a_gguf_without_a_needed_key_is_refused_in_one_line(tmp_path):
         whole_prompt_logits(path, np.arange(4))
 
 
+def test_the_text_half_of_an_image_and_text_checkpoint(tmp_path):
+    with open_weights(FOLDER) as source:
+        tensors = {f"language_model.{name}": np.asarray(source.read(name).data) for name in source.names()}
+    left_out = np.zeros((2, 2), np.float32)
+    tensors["multi_modal_projector.mm_input_projection_weight"] = left_out
+    tensors["vision_tower.vision_model.encoder.layers.0.self_attn.out_proj.weight"] = left_out
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": hf_config(), "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert_parity(FOLDER, tmp_path)
+
+
 def test_every_form_of_the_configuration_is_the_same_model():
     want = config_from_hf(hf_config())
     ropes = {
@@ -91,7 +105,7 @@ def test_every_form_of_the_configuration_is_the_same_model():
     [
         ({"hidden_activation": "silu"}, UnsupportedCheckpoint, "hidden_activation 'silu'; this version computes"),
         ({"use_bidirectional_attention": True}, UnsupportedCheckpoint, "use_bidirectional_attention True"),
-        ({"final_logit_softcapping": 30.0}, UnsupportedCheckpoint, "final_logit_softcapping 30.0"),
+        ({"attention_bias": True}, UnsupportedCheckpoint, "attention_bias True"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, UnsupportedCheckpoint, "rope type 'dynamic'"),
         ({"layer_types": ["full_attention"]}, UnsupportedCheckpoint, "layer_types has 1 entries for 3 layers"),
         ({"hidden_size": None}, CheckpointError, "field 'hidden_size' is missing"),
