@@ -29,6 +29,7 @@ class _Seen:
 
     arrivals: list[float]
     usage: dict[str, Any] | None = None
+    finish_reason: str | None = None
 
 
 def open_client(base_url: str, *, api_key: str | None, timeout_seconds: float) -> httpx.AsyncClient:
@@ -45,15 +46,7 @@ def open_client(base_url: str, *, api_key: str | None, timeout_seconds: float) -
 
 async def complete(client: httpx.AsyncClient, model: str, request: Planned) -> RequestTiming | Failure:
     """Sends one request and reads its stream to the end. Never raises for what the server or the network does."""
-    body = {
-        "model": model,
-        "prompt": request.prompt_token_ids,
-        "max_tokens": request.output_len,
-        "temperature": 1.0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    body = request_body(model, request)
     sent = time.perf_counter()
     seen = _Seen([])
     try:
@@ -68,6 +61,22 @@ async def complete(client: httpx.AsyncClient, model: str, request: Planned) -> R
     except _BrokenStream as error:
         return Failure(reason=str(error))
     return _timing(sent, seen, request)
+
+
+def request_body(model: str, request: Planned) -> dict[str, Any]:
+    """The completion to post: token ids or text in, exactly output_len tokens out, streamed."""
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": request.prompt_token_ids if request.text is None else request.text,
+        "max_tokens": request.output_len,
+        "temperature": 1.0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if request.banned_token_ids:
+        body["logit_bias"] = {str(token_id): -100 for token_id in request.banned_token_ids}
+    return body
 
 
 async def first_model(client: httpx.AsyncClient) -> str:
@@ -103,6 +112,8 @@ def _note_event(event: Mapping[str, Any], seen: _Seen) -> None:
         raise _BrokenStream(f"error event {_word(event['error'])}".strip())
     if event.get("usage"):
         seen.usage = event["usage"]
+    if event.get("choices"):
+        seen.finish_reason = event["choices"][0].get("finish_reason") or seen.finish_reason
     # A chunk without text brings no token a reader sees, except that an answer may be all special tokens.
     if event.get("choices") and (event["choices"][0].get("text") or not seen.arrivals):
         seen.arrivals.append(time.perf_counter())
@@ -112,11 +123,13 @@ def _timing(sent: float, seen: _Seen, request: Planned) -> RequestTiming | Failu
     if not seen.arrivals:
         return Failure(reason="answer without a token")
     usage = seen.usage or {}
+    # A server that does not count says at least that the limit ended the answer; increments may hold several tokens.
+    counted = request.output_len if seen.finish_reason == "length" else len(seen.arrivals)
     return RequestTiming(
         sent=sent,
         arrivals=tuple(seen.arrivals),
         num_prompt_tokens=usage.get("prompt_tokens", len(request.prompt_token_ids)),
-        num_output_tokens=usage.get("completion_tokens", len(seen.arrivals)),
+        num_output_tokens=usage.get("completion_tokens", counted),
     )
 
 

@@ -71,7 +71,7 @@ def bench_serve(load: Load, work: Workload, *, num_warmups: int = 1, engine: Map
     return Report(
         title="serve",
         model={"model": result.model, "server": load.base_url} | dict(engine or {}),
-        settings=_settings(load, work),
+        settings=work.describe() | describe_load(load),
         figures=_figures(result, answered),
         distributions=(*request_distributions(answered), late),
         notes=_notes(len(answered), failures, _num_wrong_length(result.outcomes, requests), engine is not None),
@@ -121,9 +121,10 @@ def _figures(result: LoadResult, answered: list[RequestTiming]) -> tuple[Figure,
     return tuple(Figure(name=name, unit=unit, value=spread([float(value)])) for name, unit, value in figures)
 
 
-def _settings(load: Load, work: Workload) -> dict[str, Any]:
+def describe_load(load: Load) -> dict[str, Any]:
+    """How requests arrive, in words, for a report."""
     rate = "inf (all at once)" if math.isinf(load.request_rate) else f"{load.request_rate:g}/s, Poisson"
-    return work.describe() | {"request rate": rate, "max concurrency": load.max_concurrency or "unlimited"}
+    return {"request rate": rate, "max concurrency": load.max_concurrency or "unlimited"}
 
 
 def _notes(num_answered: int, failures: Counter[str], num_wrong: int, is_same_process: bool) -> tuple[str, ...]:

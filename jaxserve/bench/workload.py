@@ -15,10 +15,13 @@ DATASETS: tuple[Dataset, ...] = ("random", "sharegpt-like")
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """One request to send."""
+    """One request to send. text: the prompt as text, for servers that take no token ids; prompt_token_ids then are what
+    it should become. banned_token_ids: never generated, where a server knows no ignore_eos."""
 
     prompt_token_ids: list[int]
     output_len: int
+    text: str | None = None
+    banned_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import typer
 
 from jaxserve.bench.report import Report
 from jaxserve.bench.workload import Dataset, Workload
+from jaxserve.cli.bench_against import Opponent, PeerServer, compare_servers
 from jaxserve.cli.bench_divergence import divergence
 from jaxserve.cli.bench_peers import peers
 from jaxserve.cli.options import ENGINE_FLAGS, OptionGroup, engine_options, takes
@@ -169,13 +171,24 @@ def serve(
     num_warmups: Annotated[int, typer.Option(min=0, help="Requests before that are not counted.")] = 1,
     input_len: InputLen = 128,
     output_len: OutputLen = 64,
+    against: Annotated[str | None, typer.Option(metavar="URL", help="A running server to compare ours with.")] = None,
+    peer: Annotated[PeerServer | None, typer.Option(help="A server to start and compare ours with.")] = None,
+    peer_python: Annotated[str, typer.Option(metavar="PATH", help="Interpreter for --peer.")] = sys.executable,
+    num_rounds: Annotated[int, typer.Option(min=1, help="Rounds in turns, with --against or --peer.")] = 3,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds a request may go without a byte.")] = 600.0,
     json_: Json = False,
 ) -> None:
     """Load a server of the OpenAI API over HTTP and report what its clients see."""
     from jaxserve.bench.serve import Load, bench_serve
 
-    _check_serve(context, base_url, served_model)
+    opponent = Opponent(url=against, peer=peer, python=peer_python)
+    _check_serve(context, base_url, served_model, is_alone=against is None and peer is None)
+    sizes = {"dataset": dataset, "num_prompts": num_prompts, "input_len": input_len, "output_len": output_len}
+    sending = {"request_rate": request_rate, "max_concurrency": max_concurrency, "timeout_seconds": timeout}
+    if against is not None or peer is not None:
+        turns = {"num_rounds": num_rounds, "timeout": timeout, "arguments": _with_caches(config)}
+        show([compare_servers(config, opponent, sizes, sending | {"seed": config.seed}, **turns)], json_)
+        return
     with contextlib.ExitStack() as stack:
         engine: dict[str, Any] | None = None
         if base_url is None:
@@ -184,13 +197,10 @@ def serve(
             base_url=base_url,
             model=served_model,
             api_key=api_key,
-            request_rate=request_rate,
-            max_concurrency=max_concurrency,
-            timeout_seconds=timeout,
+            **sending,
             seed=config.seed,
         )
-        sizes = {"num_prompts": num_prompts, "input_len": input_len, "output_len": output_len}
-        work = Workload(dataset=dataset, **sizes, vocab_size=vocab_size, seed=config.seed)
+        work = Workload(**sizes, vocab_size=vocab_size, seed=config.seed)
         show([bench_serve(load, work, num_warmups=num_warmups, engine=engine)], json_)
 
 
@@ -276,14 +286,25 @@ def engine_arguments(config: EngineConfig) -> list[str]:
     return arguments
 
 
+def _with_caches(config: EngineConfig) -> list[str]:
+    """The arguments of this configuration with its compilation cache."""
+    folder = config.compilation_cache_dir
+    return [*engine_arguments(config), *([] if folder is None else [f"--compilation-cache-dir={folder}"])]
+
+
 def _given(context: Any, name: str) -> bool:
     """Whether the option was written on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _check_serve(context: Any, base_url: str | None, served_model: str | None) -> None:
+def _check_serve(context: Any, base_url: str | None, served_model: str | None, *, is_alone: bool) -> None:
     """Raises ConfigError for options that would have no effect."""
+    compares, loads = ("peer_python", "num_rounds"), ("base_url", "served_model", "api_key", "num_warmups")
+    if idle := [name for name in (compares if is_alone else loads) if _given(context, name)]:
+        flag = "--model" if idle[0] == "served_model" else f"--{idle[0].replace('_', '-')}"
+        reason = "needs --against or --peer" if is_alone else "has no effect with --against or --peer"
+        raise ConfigError(f"{flag} {reason}; leave it out")
     if base_url is None:
         wrong = [
             flag

@@ -6,7 +6,7 @@ import pytest
 from fake_frontend import FakeFrontend, Faults  # pyright: ignore[reportMissingImports]
 from loopback import running_server  # pyright: ignore[reportMissingImports]
 
-from jaxserve.bench.client import Failure, complete, open_client
+from jaxserve.bench.client import Failure, _Seen, _timing, complete, open_client
 from jaxserve.bench.errors import BenchmarkFailed
 from jaxserve.bench.serve import Load, bench_serve, run_load
 from jaxserve.bench.timing import RequestTiming
@@ -158,3 +158,12 @@ def test_the_servers_count_of_tokens_wins_over_the_number_of_chunks():
 def test_loads_that_cannot_be_sent_are_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         Load(**{"base_url": "http://127.0.0.1:1"} | change)
+
+
+@pytest.mark.parametrize(("reason", "count"), [("length", 4), ("stop", 3)])
+def test_where_the_server_does_not_count_the_limit_does(reason, count):
+    """llama-cpp-python's server sends no usage, and holds back increments that are no whole character."""
+    seen = _Seen([1.0, 2.0, 3.0], finish_reason=reason)
+    timing = _timing(0.0, seen, Planned(prompt_token_ids=[1, 2], output_len=4))
+    assert isinstance(timing, RequestTiming)
+    assert timing.num_output_tokens == count
