@@ -32,7 +32,7 @@ def value_of(built, name):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"page_size": 24}, "^--page-size 24: page size 24 neither divides"),
+        ({"page_size": 24, "kernels": "xla"}, "^--page-size 24: page size 24 neither divides"),
         ({"max_num_batched_tokens": 3, "max_num_seqs": 4}, "^--max-num-batched-tokens 3 is below --max-num-seqs 4"),
     ],
 )
