@@ -31,7 +31,6 @@ def peers(
     batch_sizes: Annotated[str, typer.Option(help="Sequences decoded at once, separated by commas.")] = "1,8,32",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prefilled prompt.")] = 512,
     decode_tokens: Annotated[int, typer.Option(min=2, help="Tokens each decoded sequence gets.")] = 64,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of every engine; default: all cores.")] = None,
     requantize: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="Measure on the model as llama.cpp requantizes it, say Q4_0.")
     ] = None,
@@ -54,7 +53,7 @@ def peers(
     setup = PeersSetup(
         **sizes,
         batch_sizes=_numbers("--batch-sizes", batch_sizes),
-        **({} if threads is None else {"num_threads": threads}),
+        **({} if config.threads is None else {"num_threads": config.threads}),
         seed=config.seed,
         timeout_seconds=timeout,
         options=chosen_options(config),
@@ -83,11 +82,12 @@ def named_pythons(entries: list[str]) -> dict[str, str]:
 
 
 def chosen_options(config: EngineConfig) -> dict[str, Any]:
-    """What differs from EngineConfig's defaults, as JSON; the model and the prefix cache are not choices here."""
+    """What differs from EngineConfig's defaults, as JSON; the model, the prefix cache and the threads, which every
+    engine gets alike, are not choices here."""
     chosen = {}
     for field in fields(EngineConfig):
         value = getattr(config, field.name)
-        if field.name not in ("model", "enable_prefix_caching") and value != field.default:
+        if field.name not in ("model", "enable_prefix_caching", "threads") and value != field.default:
             chosen[field.name] = str(value) if isinstance(value, Path) else value
     return chosen
 
