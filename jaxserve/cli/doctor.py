@@ -164,7 +164,7 @@ def check_caches(config: EngineConfig) -> Iterator[Finding]:
 
 
 def check_kernels(config: EngineConfig) -> Iterator[Finding]:
-    """The kernels that would be used here, against their definitions."""
+    """The kernels of XLA's operations or the reference's, against their definitions."""
     import jax
 
     from jaxserve.cli import self_test
@@ -172,11 +172,34 @@ def check_kernels(config: EngineConfig) -> Iterator[Finding]:
     from pallas_kernels.kernels import kernels_for
 
     use_compilation_cache(config.compilation_cache_dir)
-    kernels, _ = kernels_for(config.kernels, jax.devices()[0].platform)
+    name = "xla" if config.kernels == "cpu" else config.kernels
+    kernels, _ = kernels_for(name, jax.devices()[0].platform)
     for name, error in self_test.attention_errors(kernels).items():
         yield _error_finding(f"attention {name}", kernels.name, error, self_test.ATTENTION_TOLERANCE)
     for name, error in self_test.matmul_errors(kernels).items():
         yield _error_finding(f"matmul {name}", kernels.name, error, self_test.MATMUL_TOLERANCE)
+
+
+def check_cpu_kernels(config: EngineConfig) -> Iterator[Finding]:
+    """The compiled kernels that the default model needs on a CPU: found or built, and tested."""
+    import jax
+
+    from jaxserve.engine.cpu_choice import CpuKernelsUnavailable, KernelNeeds, available_cpu_kernels, origins_line
+    from jaxserve.engine.progress import Silent
+
+    if jax.devices()[0].platform != "cpu" or config.kernels not in ("auto", "cpu"):
+        return
+    needs = KernelNeeds(
+        formats=frozenset(("Q4_1", "Q8_0")), cache_dtype="float32", page_size=config.page_size, head_size=64
+    )
+    level = None if config.cpu_level == "auto" else config.cpu_level
+    try:
+        targets = available_cpu_kernels(needs, config.compilation_cache_dir, level, Silent())
+    except (CpuKernelsUnavailable, ValueError) as lack:
+        yield Finding(name="cpu kernels", status="fail", detail=str(lack))
+        return
+    detail = f"{targets.level}: {', '.join(sorted(needs.formats))} and attention pass ({origins_line(targets)})"
+    yield Finding(name="cpu kernels", status="ok", detail=detail)
 
 
 def _error_finding(name: str, kernels: str, error: float, tolerance: float) -> Finding:
@@ -235,5 +258,6 @@ CHECKS: tuple[Check, ...] = (
     check_cpu,
     check_caches,
     check_kernels,
+    check_cpu_kernels,
     check_model,
 )

@@ -136,6 +136,19 @@ def _queries(qkv, heads):
     return split_and_rotate(qkv, **heads)[0]
 
 
+def test_cpu_kernels_that_pass_are_named():
+    config = dataclasses.replace(CONFIG, compilation_cache_dir=Path(os.environ["JAX_COMPILATION_CACHE_DIR"]))
+    [finding] = doctor.check_cpu_kernels(config)
+    assert (finding.name, finding.status) == ("cpu kernels", "ok")
+    assert "Q4_1, Q8_0 and attention pass" in finding.detail
+
+
+def test_cpu_kernels_that_cannot_be_had_fail_with_the_reason():
+    [finding] = doctor.check_cpu_kernels(dataclasses.replace(CONFIG, page_size=8))
+    assert (finding.status, finding.detail) == ("fail", "page size 8 is no multiple of 16, as the CPU kernels need")
+    assert list(doctor.check_cpu_kernels(dataclasses.replace(CONFIG, kernels="xla"))) == []
+
+
 def test_a_write_that_misses_is_seen(monkeypatch):
     monkeypatch.setattr(self_test, "CASES", (TINY,))
     wrong = dataclasses.replace(XLA, rope_write_kv=lambda qkv, pages, *args, **heads: (_queries(qkv, heads), pages))
