@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
