@@ -20,6 +20,7 @@ from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.ragged import RaggedLayout
 
 ROOT = Path(__file__).resolve().parents[3]
+REFUSED = (ValueError, jax.errors.JaxRuntimeError)  # jax raises the first when it runs an operation by itself
 DTYPES = ["float32", "bfloat16", "int8"]
 # float32 sums of up to 1400 terms in another order; the reference reads the same rounded pages
 TOLERANCE = 2e-6
@@ -215,27 +216,24 @@ def test_refuses_shapes(attention):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("starts", "message"),
     [
-        ("query_starts", [0, 2, 1, 3, 7, 7], r"query_starts must ascend .*; \[2\] = 1, T = 75"),
-        ("query_starts", [0, 1, 2, 3, 76, 76], r"query_starts must ascend .*; \[4\] = 76, T = 75"),
-        ("query_starts", [-1, 1, 2, 3, 7, 7], r"query_starts must ascend .*; \[0\] = -1, T = 75"),
-        ("kv_lengths", [1, 2], "are of 2, 6 and 6 sequences"),
+        ([0, 2, 1, 3, 7, 7, 7], r"query_starts must ascend .*; \[2\] = 1, T = 75"),
+        ([0, 1, 2, 3, 76, 76, 76], r"query_starts must ascend .*; \[4\] = 76, T = 75"),
+        ([-1, 1, 2, 3, 7, 7, 7], r"query_starts must ascend .*; \[0\] = -1, T = 75"),
     ],
 )
-def test_the_machine_code_refuses_layouts(attention, field, value, message):
+def test_the_machine_code_refuses_layouts(attention, starts, message):
     q, pages, layout, options = build(case_named("mixed"), "float32")
-    if field == "query_starts":
-        value = [*value, value[-1]]
-    bad = dataclasses.replace(layout, **{field: jnp.asarray(value, jnp.int32)})
-    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+    bad = dataclasses.replace(layout, query_starts=jnp.asarray(starts, jnp.int32))
+    with pytest.raises(REFUSED, match=message):
         jax.block_until_ready(cpu.paged_attention(q, pages, 1, bad, targets=attention, **options))
 
 
 @pytest.mark.parametrize("layer", [-1, 2])
 def test_the_machine_code_refuses_layers(attention, layer):
     q, pages, layout, options = build(case_named("mixed"), "int8")
-    with pytest.raises(jax.errors.JaxRuntimeError, match=f"paged_attention int8: layer {layer} of 2"):
+    with pytest.raises(REFUSED, match=f"paged_attention int8: layer {layer} of 2"):
         jax.block_until_ready(cpu.paged_attention(q, pages, layer, layout, targets=attention, **options))
 
 
