@@ -33,7 +33,7 @@ class Peer:
 PEERS = {
     "llama.cpp": Peer(module="llama_cpp_engine", packages="llama-cpp-python"),
     "openvino": Peer(module="openvino_engine", packages="openvino-genai"),
-    "transformers": Peer(module="transformers_engine", packages="transformers torch gguf"),
+    "transformers": Peer(module="transformers_engine", packages="transformers torch gguf accelerate"),
 }
 
 

@@ -105,7 +105,7 @@ def test_peers_get_their_interpreters():
     llama, other = peer_commands(["llama.cpp", "transformers"], {"llama.cpp": "venv/bin/python"})
     assert llama.command[0] == "venv/bin/python"
     assert llama.command[1:] == (*other.command[1:2], PEERS["llama.cpp"].module)
-    assert (other.command[0], other.packages) == (sys.executable, "transformers torch gguf")
+    assert (other.command[0], other.packages) == (sys.executable, "transformers torch gguf accelerate")
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class Engine:
         params.n_threads = params.n_threads_batch = self._num_threads
         params.n_seq_max = num_seqs
         if hasattr(params, "kv_unified"):
-            params.kv_unified = True
+            params.kv_unified = True  # as fast as a part for each sequence, within noise, and takes less memory
         context = llama_cpp.llama_init_from_model(self._model, params)
         if not context:
             raise RuntimeError(f"llama.cpp makes no context for {num_seqs} sequences of {num_tokens} tokens")

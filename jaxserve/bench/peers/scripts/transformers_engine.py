@@ -3,7 +3,8 @@
 import os
 import time
 
-import gguf  # noqa: F401  # transformers reads the file with it and says so late
+import accelerate  # noqa: F401  # pyright: ignore[reportMissingImports]
+import gguf  # noqa: F401  # transformers needs these two to read the file, and only then says that they are missing
 import torch  # pyright: ignore[reportMissingImports]
 import transformers  # pyright: ignore[reportMissingImports]
 from exchange import timing  # pyright: ignore[reportMissingImports]
