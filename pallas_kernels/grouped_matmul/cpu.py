@@ -14,7 +14,8 @@ from pallas_kernels.cpu.targets import Targets
 from pallas_kernels.grouped_matmul import xla
 from pallas_kernels.grouped_matmul.reference import PackedExperts
 from pallas_kernels.quantized_matmul.around import Before, GatedUnit, RmsNorm
-from pallas_kernels.quantized_matmul.rows import JOB_BYTES, code_of, workspace_bytes
+from pallas_kernels.quantized_matmul.cpu import code_of
+from pallas_kernels.quantized_matmul.rows import JOB_BYTES, workspace_bytes
 from pallas_kernels.quantized_matmul.tiles import (
     BLOCK_LENGTH,
     check_group_length,
