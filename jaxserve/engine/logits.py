@@ -53,12 +53,27 @@ def transform_logits(
     if allowed is not None:
         logits = keep_allowed(logits, allowed)
     random = inputs.temperature > 0
-    scaled = logits / jnp.maximum(inputs.temperature, LOWEST_TEMPERATURE)[:, None]
-    logits = jnp.where(random[:, None], scaled, logits)
+    logits = divide_by_temperature(logits, inputs.temperature)
     floor = top_k_floor(logits, jnp.where(random, inputs.top_k, 0))
     floor = top_p_floor(logits, jnp.where(random, inputs.top_p, 1.0), floor)
     floor = min_p_floor(logits, jnp.where(random, inputs.min_p, 0.0), floor)
     return jnp.where(logits >= floor[:, None], logits, -jnp.inf)
+
+
+def is_shaped(inputs: SamplingInputs, state: SlotState) -> Bool[Array, ""]:
+    """Whether any row wants more of transform_logits than its temperature."""
+    penalized = (inputs.repetition_penalty != 1.0) | (inputs.presence_penalty != 0.0)
+    penalized |= inputs.frequency_penalty != 0.0
+    masked = inputs.mask_stops & jnp.any(state.stop_ids[inputs.slots] >= 0, axis=1)
+    cut = (inputs.top_k > 0) | (inputs.top_p < 1.0) | (inputs.min_p > 0.0)
+    cut &= inputs.temperature > 0
+    return jnp.any(penalized | masked | cut | jnp.any(state.bias_ids[inputs.slots] >= 0, axis=1))
+
+
+def divide_by_temperature(logits: Float32[Array, "R V"], temperature: Float32[Array, "R"]) -> Float32[Array, "R V"]:
+    """The logits over each row's temperature; rows of temperature 0 unchanged."""
+    scaled = logits / jnp.maximum(temperature, LOWEST_TEMPERATURE)[:, None]
+    return jnp.where(temperature[:, None] > 0, scaled, logits)
 
 
 def penalize(logits: Float32[Array, "R V"], inputs: SamplingInputs, state: SlotState) -> Float32[Array, "R V"]:

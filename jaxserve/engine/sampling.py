@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float32, Int32, UInt32
 
-from jaxserve.engine.logits import SlotState, transform_logits
+from jaxserve.engine.logits import SlotState, divide_by_temperature, is_shaped, transform_logits
 from jaxserve.engine.noise import gumbel
 from jaxserve.step_inputs import SamplingInputs
 
@@ -21,9 +21,24 @@ def sample(
     state: SlotState,
     allowed: UInt32[Array, "R W"] | None = None,
 ) -> Int32[Array, "R"]:
-    """The token each row draws from the model's logits; NOTHING_DRAWN as in `first_maximum`."""
-    transformed = transform_logits(logits, inputs, state, allowed)
-    return draw(transformed, inputs.seed, inputs.positions, inputs.temperature)
+    """The token each row draws from the model's logits; NOTHING_DRAWN as in `first_maximum`.
+
+    When no row wants more than its temperature, the stages are skipped as a whole: on a CPU each of their conditionals
+    would pass all logits through memory.
+    """
+
+    def shaped() -> Array:
+        transformed = transform_logits(logits, inputs, state, allowed)
+        return draw(transformed, inputs.seed, inputs.positions, inputs.temperature)
+
+    def plain() -> Array:
+        return lax.cond(jnp.any(inputs.temperature > 0), tempered, lambda: first_maximum(logits))
+
+    def tempered() -> Array:
+        divided = divide_by_temperature(logits, inputs.temperature)
+        return draw(divided, inputs.seed, inputs.positions, inputs.temperature)
+
+    return shaped() if allowed is not None else lax.cond(is_shaped(inputs, state), shaped, plain)
 
 
 def draw(
