@@ -28,7 +28,7 @@ _LN2_HIGH, _LN2_LOW = (
 )  # the first has 9 bits: n * _LN2_HIGH is exact
 _ROUND = np.float32(1.5 * 2**23)  # added to a small number, leaves its integer part in the lowest bits
 _ROUND_BITS = np.int32(np.float32(1.5 * 2**23).view(np.int32))
-_LARGEST = np.float32(87.0)
+_LEAST, _LARGEST = np.float32(-87.0), np.float32(89.0)  # of exp: 1.6e-38; infinity, as the exponent becomes 255
 _EXPONENT_OF_ONE = np.int32(127)
 # Taylor coefficients 1/6! to 1/2!; the remainder on |r| <= ln(2) / 2 is below 2e-7 of the result.
 _C6, _C5, _C4, _C3, _C2 = (np.float32(1 / n) for n in (720, 120, 24, 6, 2))
@@ -37,7 +37,7 @@ _GELU_SLOPE, _GELU_CUBE = np.float32(1.5957691216), np.float32(0.0713548163)  # 
 
 @compiled
 def _exp(x):
-    """exp(x) for x <= 87; below -87 exp(-87) or less."""
+    """exp(x) from _LEAST to 88; infinite to _LARGEST."""
     shifted = fma(x, splat_f32(_LOG2_E), splat_f32(_ROUND))
     n = shifted - splat_f32(_ROUND)
     r = fma(n, splat_f32(-_LN2_LOW), fma(n, splat_f32(-_LN2_HIGH), x))
@@ -54,8 +54,8 @@ def _exp(x):
 @compiled
 def _over_one_plus_exp(x, negated):
     """x / (1 + exp(negated)); NaN stays NaN."""
-    low = splat_f32(f32(0.0)) - least_f32(splat_f32(f32(0.0)) - negated, splat_f32(_LARGEST))
-    return x / (splat_f32(f32(1.0)) + _exp(least_f32(low, splat_f32(_LARGEST))))
+    at_least = splat_f32(f32(0.0)) - least_f32(splat_f32(f32(0.0)) - negated, splat_f32(-_LEAST))
+    return x / (splat_f32(f32(1.0)) + _exp(least_f32(at_least, splat_f32(_LARGEST))))
 
 
 @compiled

@@ -46,20 +46,29 @@ def short_name(function: str) -> str:
 
 
 def _imported_sources(module_file: Path) -> set[Path]:
-    """A module's file and those of this package that it imports, at any distance. Found without importing."""
+    """A module's file and those it imports from its folder and from this package, at any distance. Only read: the
+    modules import numba."""
     found: set[Path] = set()
     waiting = [module_file]
     while waiting:
         source = waiting.pop()
-        if source in found:
-            continue
-        found.add(source)
-        for node in ast.walk(ast.parse(source.read_bytes())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE.name):
-                path = _PACKAGE.parent.joinpath(*str(node.module).split("."))
-                candidates = [path.with_suffix(".py"), *(path / f"{name.name}.py" for name in node.names)]
-                waiting += [candidate for candidate in candidates if candidate.exists()]
+        if source not in found:
+            found.add(source)
+            names = _imported(ast.parse(source.read_bytes()))
+            paths = [root.joinpath(*name.split(".")) for name in names for root in (_PACKAGE.parent, source.parent)]
+            waiting += [path.with_suffix(".py") for path in paths if path.with_suffix(".py").exists()]
     return found
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """What may be the name of a module, in all import statements."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
 def _module_file(function: str) -> Path:

@@ -320,6 +320,10 @@ def hsum_i32(b, v):
 @_op(i32x16, i32x16, u8x64, i8x64)
 def dot_u8i8(b, acc, u, s):
     """acc[i] + sum of u[4i+j] * s[4i+j] over j < 4, exact in 32 bits."""
+    return _dot_u8i8(b, acc, u, s)
+
+
+def _dot_u8i8(b, acc, u, s):
     if target_has("avx512vnni"):
         # LLVM 22 types the byte operands <64 x i8>; older releases used <16 x i32>.
         u, s = (u, s) if llvm.llvm_version_info[0] >= 22 else (b.bitcast(u, _I), b.bitcast(s, _I))
@@ -336,6 +340,48 @@ def dot_u8i8(b, acc, u, s):
         odd = _shuffle(b, product, product, range(1, 32, 2))
         acc = b.add(acc, b.add(even, odd))
     return acc
+
+
+def _halves(b, v):
+    """A vector of 64 bytes as two."""
+    return [_shuffle(b, v, v, range(i, i + 32)) for i in (0, 32)]
+
+
+def _add_pairs(b, acc, u, s):
+    """acc[i] + sum of u[4i+j] * s[4i+j], by instructions that add two products of bytes in 16 bits, saturating."""
+    i16x16, i32x8, i16x32 = _vec(I16, 16), _vec(I32, 8), _vec(I16, 32)
+    if target_has("avx512bw"):
+        pairs = _call(b, "llvm.x86.avx512.pmaddubs.w.512", i16x32, u, s)
+        return b.add(acc, _call(b, "llvm.x86.avx512.pmaddw.d.512", _I, pairs, _fill(i16x32, 1)))
+    sums = []
+    for u_half, s_half in zip(_halves(b, u), _halves(b, s), strict=True):
+        pairs = _call(b, "llvm.x86.avx2.pmadd.ub.sw", i16x16, u_half, s_half)
+        sums.append(_call(b, "llvm.x86.avx2.pmadd.wd", i32x8, pairs, _fill(i16x16, 1)))
+    return b.add(acc, _shuffle(b, *sums, range(16)))
+
+
+def has_dot_u8i8() -> bool:
+    """Whether `dot_u8i8` is one instruction, or no worse than others: then `dot_small_u8i8` is the same."""
+    return target_has("avx512vnni") or not target_has("avx2")
+
+
+@_op(i32x16, i32x16, u8x64, i8x64)
+def dot_small_u8i8(b, acc, u, s):
+    """As `dot_u8i8` for u of at most 6 bits and s of at least -127."""
+    return _dot_u8i8(b, acc, u, s) if has_dot_u8i8() else _add_pairs(b, acc, u, s)
+
+
+@_op(i32x16, i32x16, u8x64, i8x64)
+def dot_above_128(b, acc, u, s):
+    """acc[i] + sum of (u[4i+j] - 128) * s[4i+j], for s of at least -127; where `has_dot_u8i8` is false."""
+    value = b.xor(u, _fill(_B, 128))
+    is_negative = b.icmp_signed("<", value, _fill(_B, 0))
+    magnitude = b.select(is_negative, b.neg(value), value)
+    if target_has("avx512bw"):
+        return _add_pairs(b, acc, magnitude, b.select(is_negative, b.neg(s), s))
+    pairs = zip(_halves(b, s), _halves(b, value), strict=True)
+    signed = [_call(b, "llvm.x86.avx2.psign.b", _vec(I8, 32), x, y) for x, y in pairs]
+    return _add_pairs(b, acc, magnitude, _shuffle(b, *signed, range(64)))
 
 
 @_op(u8x64, u8x64)

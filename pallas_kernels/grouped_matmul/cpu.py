@@ -14,7 +14,8 @@ from pallas_kernels.cpu.targets import Targets
 from pallas_kernels.grouped_matmul import xla
 from pallas_kernels.grouped_matmul.reference import PackedExperts
 from pallas_kernels.quantized_matmul.around import Before, GatedUnit, RmsNorm
-from pallas_kernels.quantized_matmul.rows import JOB_BYTES, code_of, workspace_bytes
+from pallas_kernels.quantized_matmul.cpu import code_of
+from pallas_kernels.quantized_matmul.rows import JOB_BYTES, workspace_bytes
 from pallas_kernels.quantized_matmul.tiles import (
     BLOCK_LENGTH,
     check_group_length,
@@ -44,6 +45,11 @@ class TiledExperts(Protocol):
 def function_of(format_name: str) -> str:
     """What to pass to `register` for a format. Raises ValueError for a format without a kernel."""
     return f"pallas_kernels.grouped_matmul.cpu_compiled:{tile_format(format_name).name.lower()}"
+
+
+def all_functions() -> tuple[str, ...]:
+    """Every target of this op."""
+    return tuple(map(function_of, TILE_FORMATS))
 
 
 def tiled_grouped_matmul(

@@ -18,7 +18,7 @@ from pallas_kernels.quantized_matmul import xla
 from pallas_kernels.quantized_matmul.around import Before, GatedUnit, RmsNorm
 from pallas_kernels.quantized_matmul.cases import random_parts
 from pallas_kernels.quantized_matmul.reference import PackedWeight
-from pallas_kernels.quantized_matmul.rows import code_of, workspace_bytes
+from pallas_kernels.quantized_matmul.rows import GELU_TANH, NO_BEFORE, RMS_NORM, SILU, workspace_bytes
 from pallas_kernels.quantized_matmul.tiles import (
     BLOCK_LENGTH,
     TILE_FORMATS,
@@ -58,6 +58,15 @@ def function_of(format_name: str) -> str:
 def all_functions() -> tuple[str, ...]:
     """Every target of this op."""
     return tuple(map(function_of, TILE_FORMATS))
+
+
+def code_of(before: Before) -> int:
+    """The attribute for what a product takes over."""
+    if isinstance(before, RmsNorm):
+        return RMS_NORM
+    if isinstance(before, GatedUnit):
+        return SILU if before.activation == "silu" else GELU_TANH
+    return NO_BEFORE
 
 
 def tiled_matmul(

@@ -27,10 +27,11 @@ from pallas_kernels.cpu.simd import (
     store_first_f32,
     store_i64s,
 )
-from pallas_kernels.quantized_matmul.formats_compiled import LOAD_VALUES, VECTORS, add_block_of, scales_of
+from pallas_kernels.quantized_matmul.formats_compiled import LOAD_VALUES, VECTORS, add_block_of, scales_of, zero_of
 from pallas_kernels.quantized_matmul.rows import EXTRA_ROWS, GELU_TANH, JOB_BYTES, NO_BEFORE, RMS_NORM, record_bytes
 from pallas_kernels.quantized_matmul.rows_compiled import (
     JOB,
+    LARGEST_TILE,
     NOT_ROUNDED,
     SCALED_SUM,
     ZERO_TIMES_HALVES,
@@ -136,7 +137,8 @@ def _group_work(fmt: TileFormat) -> Any:
     """A compiled function of the address of a job's address and an item's number: that item's groups of outputs, with
     its chunk of rows."""
     tile_of = _tiles_of(fmt) if fmt.is_quantized else _float_tiles_of(fmt)
-    tile1, tile4, tile8 = (tile_of(num_rows) for num_rows in (1, 4, 8))
+    tile1, tile4 = tile_of(1), tile_of(4)
+    tile8 = tile_of(8) if LARGEST_TILE == 8 else tile4
 
     @compiled
     def work(pair):
@@ -285,7 +287,7 @@ def target_of(shared: Any, format_name: str) -> Any:
     fmt = TILE_FORMATS[format_name]
     work_address = c_address(_group_work(fmt))
     sizes = (fmt.quant_bytes, fmt.scale_bytes, fmt.span_bytes, record_bytes(fmt))
-    rounding = (fmt.span_blocks, _sums_of(fmt), fmt.zero)
+    rounding = (fmt.span_blocks, _sums_of(fmt), zero_of(fmt))
 
     @compiled
     def target(call):

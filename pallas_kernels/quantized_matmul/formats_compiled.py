@@ -9,9 +9,12 @@ from pallas_kernels.cpu.memory import compiled
 from pallas_kernels.cpu.simd import (
     bit_to_16,
     bits_to_16,
+    dot_above_128,
+    dot_small_u8i8,
     dot_u8i8,
     f32,
     fma,
+    has_dot_u8i8,
     high_nibbles,
     i32,
     load_bf16,
@@ -81,58 +84,72 @@ def _bytes(p):
 VECTORS = {4: _nibbles, 5: _five_bits, 6: _six_bits, 8: _bytes}
 
 
-@compiled
-def _dot(start, weights, x):
-    """start + the exact integer products of one block of 16 outputs with the 32 activations at x.
+def _dots(dot_product: Any) -> tuple[Any, Any]:
+    """Compiled functions: start + the exact integer products of one block of 16 outputs with the 32 activations at x;
+    the products of the inputs 0 to 15 and of 16 to 31 with a record.
 
     Two chains of sums: one would leave the CPU waiting for its own results.
     """
-    a = dot_u8i8(start, weights[0], splat_load_i8x4(x))
-    b = dot_u8i8(splat_i32(i32(0)), weights[1], splat_load_i8x4(x + 4))
-    a = dot_u8i8(a, weights[2], splat_load_i8x4(x + 8))
-    b = dot_u8i8(b, weights[3], splat_load_i8x4(x + 12))
-    a = dot_u8i8(a, weights[4], splat_load_i8x4(x + 16))
-    b = dot_u8i8(b, weights[5], splat_load_i8x4(x + 20))
-    a = dot_u8i8(a, weights[6], splat_load_i8x4(x + 24))
-    b = dot_u8i8(b, weights[7], splat_load_i8x4(x + 28))
-    return a + b
+
+    @compiled
+    def of_block(start, weights, x):
+        a = dot_product(start, weights[0], splat_load_i8x4(x))
+        b = dot_product(splat_i32(i32(0)), weights[1], splat_load_i8x4(x + 4))
+        a = dot_product(a, weights[2], splat_load_i8x4(x + 8))
+        b = dot_product(b, weights[3], splat_load_i8x4(x + 12))
+        a = dot_product(a, weights[4], splat_load_i8x4(x + 16))
+        b = dot_product(b, weights[5], splat_load_i8x4(x + 20))
+        a = dot_product(a, weights[6], splat_load_i8x4(x + 24))
+        b = dot_product(b, weights[7], splat_load_i8x4(x + 28))
+        return a + b
+
+    @compiled
+    def of_halves(weights, record):
+        a = dot_product(splat_load_i32(record + SUM), weights[0], splat_load_i8x4(record))
+        b = dot_product(splat_load_i32(record + SECOND_SUM), weights[4], splat_load_i8x4(record + 16))
+        a = dot_product(a, weights[1], splat_load_i8x4(record + 4))
+        b = dot_product(b, weights[5], splat_load_i8x4(record + 20))
+        a = dot_product(a, weights[2], splat_load_i8x4(record + 8))
+        b = dot_product(b, weights[6], splat_load_i8x4(record + 24))
+        a = dot_product(a, weights[3], splat_load_i8x4(record + 12))
+        b = dot_product(b, weights[7], splat_load_i8x4(record + 28))
+        return to_f32(a), to_f32(b)
+
+    return of_block, of_halves
 
 
-@compiled
-def _dot_of_halves(weights, record):
-    """As `_dot`, of the inputs 0 to 15 and of 16 to 31."""
-    a = dot_u8i8(splat_load_i32(record + SUM), weights[0], splat_load_i8x4(record))
-    b = dot_u8i8(splat_load_i32(record + SECOND_SUM), weights[4], splat_load_i8x4(record + 16))
-    a = dot_u8i8(a, weights[1], splat_load_i8x4(record + 4))
-    b = dot_u8i8(b, weights[5], splat_load_i8x4(record + 20))
-    a = dot_u8i8(a, weights[2], splat_load_i8x4(record + 8))
-    b = dot_u8i8(b, weights[6], splat_load_i8x4(record + 24))
-    a = dot_u8i8(a, weights[3], splat_load_i8x4(record + 12))
-    b = dot_u8i8(b, weights[7], splat_load_i8x4(record + 28))
-    return to_f32(a), to_f32(b)
+_SMALL, _WHOLE_BYTES = _dots(dot_small_u8i8), _dots(dot_u8i8 if has_dot_u8i8() else dot_above_128)
+
+
+def zero_of(fmt: TileFormat) -> int:
+    """What the sum of a block's activations is to be multiplied with; nothing where the dot product has done it."""
+    return 0 if fmt.bits == 8 and not has_dot_u8i8() else fmt.zero
 
 
 def add_block_of(fmt: TileFormat) -> Any:
     """A compiled function: the sums of one row, with one block's products added."""
+    dot_of_block, dot_of_halves = _WHOLE_BYTES if fmt.bits == 8 else _SMALL
 
     @compiled
     def with_minimum(acc, weights, scales, record):
-        dot = to_f32(_dot(splat_i32(i32(0)), weights, record)) * splat_load_f32(record + STEP)
+        dot = to_f32(dot_of_block(splat_i32(i32(0)), weights, record)) * splat_load_f32(record + STEP)
         return fma(scales[1], splat_load_f32(record + SUM), fma(dot, scales[0], acc))
 
     @compiled
     def with_zero(acc, weights, scales, record):
-        dot = to_f32(_dot(splat_load_i32(record + SUM), weights, record)) * splat_load_f32(record + STEP)
+        dot = to_f32(dot_of_block(splat_load_i32(record + SUM), weights, record)) * splat_load_f32(record + STEP)
         return fma(dot, scales[0], acc)
 
     @compiled
     def with_halves(acc, weights, scales, record):
-        first, second = _dot_of_halves(weights, record)
+        first, second = dot_of_halves(weights, record)
         return fma(fma(second, scales[1], first * scales[0]), splat_load_f32(record + STEP), acc)
 
     @compiled
     def without_scales(acc, weights, scales, record):
-        return fma(to_f32(_dot(splat_load_i32(record + SUM), weights, record)), splat_load_f32(record + STEP), acc)
+        return fma(
+            to_f32(dot_of_block(splat_load_i32(record + SUM), weights, record)), splat_load_f32(record + STEP), acc
+        )
 
     if fmt.scales == "super_block_halves":
         return with_halves

@@ -6,22 +6,12 @@ in tiles of up to 8; in a tile the records of a block lie side by side, row afte
 order. The last tile may have more rows than there are.
 """
 
-from pallas_kernels.quantized_matmul.around import Before, GatedUnit, RmsNorm
 from pallas_kernels.quantized_matmul.tiles import BLOCK_LENGTH, TileFormat, num_blocks_of
 
 EXTRA_ROWS = 2  # at most, in the last tile
 JOB_BYTES = 240  # of what the machine code keeps about a call or, of a grouped product, an expert
 # The attribute `before` of a call.
 NO_BEFORE, RMS_NORM, SILU, GELU_TANH = range(4)
-
-
-def code_of(before: Before) -> int:
-    """The attribute for what a product takes over."""
-    if isinstance(before, RmsNorm):
-        return RMS_NORM
-    if isinstance(before, GatedUnit):
-        return SILU if before.activation == "silu" else GELU_TANH
-    return NO_BEFORE
 
 
 def record_bytes(fmt: TileFormat) -> int:

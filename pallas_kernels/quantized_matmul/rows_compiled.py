@@ -18,6 +18,7 @@ from pallas_kernels.cpu.simd import (
     store_f32s,
     store_i32_as_i8,
     store_i32s,
+    target_has,
     to_i32,
 )
 from pallas_kernels.quantized_matmul.formats_compiled import SECOND_SUM, STEP, SUM
@@ -25,6 +26,8 @@ from pallas_kernels.quantized_matmul.rows import GELU_TANH, RMS_NORM, SILU
 from pallas_kernels.quantized_matmul.tiles import BLOCK_LENGTH
 
 _SMALLEST_PEAK = np.float32(2.0**-100)
+# A tile of rows has its sums in registers, of which older CPUs have fewer.
+LARGEST_TILE = 8 if target_has("avx512f") else 4
 # What becomes of a block's sum (`job.sums`).
 NOT_ROUNDED, SCALED_SUM, ZERO_TIMES_SUM, ZERO_TIMES_HALVES = range(4)
 
@@ -48,7 +51,7 @@ def rows_of_tile(num_left):
 
     Tiles of 16 rows were no faster: 8 rows already take eleven of twelve cycles for products that cannot be saved.
     """
-    if num_left >= 6:
+    if LARGEST_TILE == 8 and num_left >= 6:
         return 8
     return 4 if num_left >= 2 else 1
 
@@ -56,7 +59,7 @@ def rows_of_tile(num_left):
 @compiled
 def record_of(job, row):
     """Address of a row's first record, and how far it is to that of the next block."""
-    start = row // 8 * 8
+    start = row // LARGEST_TILE * LARGEST_TILE
     size = rows_of_tile(job.num_rows - start)
     if start + size <= row:  # 5 rows are left: 4 and 1
         start += size

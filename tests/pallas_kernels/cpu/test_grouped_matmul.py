@@ -105,10 +105,9 @@ def test_experts_without_tiles_are_xlas(both_targets):
 
 @pytest.mark.parametrize("sizes", [(1, 2, 2), (9, -4, 1), (3, 2, 2)])
 def test_refuses_groups_that_do_not_hold_the_rows(both_targets, sizes):
-    x = _rows((6,), None)
-    groups = jnp.asarray(sizes, jnp.int32)
+    x, counts = _rows((6,), None), jnp.asarray(sizes, jnp.int32)
     with pytest.raises(jax.errors.JaxRuntimeError, match="together, or one has less than 0; x has 6"):
-        jax.block_until_ready(cpu.grouped_matmul(x, _tiled("Q4_1", 3), groups, targets=both_targets))
+        jax.block_until_ready(cpu.grouped_matmul(x, _tiled("Q4_1", 3), counts, targets=both_targets))
 
 
 def test_refuses_tiles_of_other_sizes(both_targets):

@@ -71,10 +71,26 @@ def test_a_changed_source_gives_another_target(own_module, compiled, tmp_path):
     np.testing.assert_array_equal(_scaled(first), _scaled(second))
 
 
-def test_a_changed_neighbour_gives_another_target(own_module, compiled, tmp_path):
+def test_a_changed_import_gives_another_target(own_module, compiled, tmp_path):
+    own_module.write_text(f"import imported_by_it\n# {tmp_path}\n")
+    neighbour = own_module.parent / "imported_by_it.py"
+    neighbour.write_text("# old\n")
     first = _register(tmp_path)
-    (own_module.parent / "imported_by_it.py").write_text("# new\n")
+    neighbour.write_text("# new\n")
     assert _register(tmp_path) != first
+
+
+def test_a_file_beside_it_is_of_no_account(own_module, compiled, tmp_path):
+    first = _register(tmp_path)
+    (own_module.parent / "not_imported.py").write_text("# new\n")
+    assert _register(tmp_path) == first
+
+
+def test_imports_are_followed_through_other_folders():
+    found = targets_module._sources(targets_module._module_file("pallas_kernels.grouped_matmul.cpu_compiled:q4_1"))
+    folders = {f"{path.parent.name}/{path.name}" for path in found}
+    assert {"grouped_matmul/cpu_compiled.py", "quantized_matmul/formats_compiled.py", "cpu/simd.py"} <= folders
+    assert "quantized_matmul/cpu.py" not in folders  # it calls the machine code, and may change
 
 
 def test_another_level_gives_another_target(own_module, compiled, tmp_path):
