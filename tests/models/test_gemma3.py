@@ -11,6 +11,7 @@ from parity import (
     TOLERANCE,
     assert_decode_parity,
     assert_greedy_parity,
+    assert_last_logits_parity,
     assert_parity,
     whole_prompt_logits,
     written_as_gguf,
@@ -35,6 +36,10 @@ def hf_config(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("change", [{}, {"kernels": REFERENCE}, {"stacked": True}, {"weights": "packed"}], ids=str)
 def test_logits_at_every_position(change):
     assert_parity(FOLDER, **change)
+
+
+def test_logits_behind_prompts_of_every_length():
+    assert_last_logits_parity(FOLDER)
 
 
 def test_logits_of_tokens_decoded_one_by_one():

@@ -1,15 +1,12 @@
 """Llama checkpoints against logits of an independent implementation (transformers, float32, one prompt at a time)."""
 
-import numpy as np
 import pytest
 from parity import (
     FIXTURES,
-    TOLERANCE,
     assert_decode_parity,
     assert_greedy_parity,
+    assert_last_logits_parity,
     assert_parity,
-    golden,
-    whole_prompt_logits,
 )
 
 from jaxserve.config import EngineConfig
@@ -23,6 +20,11 @@ def test_logits_at_every_position(name):
     assert_parity(FIXTURES / "models" / name)
 
 
+@pytest.mark.parametrize("name", HF)
+def test_logits_behind_prompts_of_every_length(name):
+    assert_last_logits_parity(FIXTURES / "models" / name)
+
+
 @pytest.mark.parametrize("name", ["llama_untied", "mistral_swa"])
 def test_logits_of_tokens_decoded_one_by_one(name):
     assert_decode_parity(FIXTURES / "models" / name)
@@ -31,12 +33,7 @@ def test_logits_of_tokens_decoded_one_by_one(name):
 @pytest.mark.parametrize("name", ["llama_untied", "llama_tied_bias_llama3"])
 @pytest.mark.parametrize("change", [{"kernels": REFERENCE}, {"stacked": True}, {"weights": "packed"}], ids=str)
 def test_other_ways_to_run_give_the_same_logits(name, change):
-    folder = FIXTURES / "models" / name
-    want = golden(folder)
-    prompt = int(want["all_logits_prompt"])
-    length = int(want["lengths"][prompt])
-    got = whole_prompt_logits(folder, want["input_ids"][prompt, :length], **change)
-    np.testing.assert_allclose(got, want["all_logits"][:length], atol=TOLERANCE, rtol=0)
+    assert_parity(FIXTURES / "models" / name, **change)
 
 
 @pytest.mark.parametrize("name", ["gguf_llama_legacy", "gguf_llama_kquants"])
@@ -44,11 +41,7 @@ def test_other_ways_to_run_give_the_same_logits(name, change):
 def test_gguf_of_every_format(name, weights):
     """Q4_0 to Q8_0, F16, BF16 and F32 in one file, Q2_K to Q6_K in the other, expanded at load and computed packed."""
     folder = FIXTURES / "gguf" / name
-    want = golden(folder)
-    prompt = int(want["all_logits_prompt"])
-    length = int(want["lengths"][prompt])
-    got = whole_prompt_logits(folder / "model.gguf", want["input_ids"][prompt, :length], weights=weights)
-    np.testing.assert_allclose(got, want["all_logits"][:length], atol=TOLERANCE, rtol=0)
+    assert_parity(folder, folder / "model.gguf", weights=weights)
 
 
 @pytest.mark.parametrize("name", ["llama_untied", "llama_yarn"])
