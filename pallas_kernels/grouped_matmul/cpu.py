@@ -18,6 +18,7 @@ from pallas_kernels.quantized_matmul.cpu import code_of
 from pallas_kernels.quantized_matmul.rows import JOB_BYTES, workspace_bytes
 from pallas_kernels.quantized_matmul.tiles import (
     BLOCK_LENGTH,
+    TILE_FORMATS,
     check_group_length,
     check_tileable,
     num_tile_bytes,
