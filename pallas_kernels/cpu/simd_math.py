@@ -75,7 +75,10 @@ def prefetch(b, addr):
     pointer = b.inttoptr(addr, I8.as_pointer())
     hints = [ir.Constant(I32, n) for n in (0, 2, 1)]  # read, second level, data
     fn_type = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
-    b.call(cgutils.get_or_insert_function(b.module, fn_type, "llvm.prefetch.p0"), [pointer, *hints])
+    b.call(
+        cgutils.get_or_insert_function(b.module, fn_type, "llvm.prefetch.p0"),
+        [pointer, *hints],
+    )
 
 
 @intrinsic(prefer_literal=True)
@@ -84,7 +87,7 @@ def zeros(context, size):
 
     def lower(c, b, sig, args):
         area = ir.ArrayType(I8, size.literal_value)
-        constant = cgutils.global_constant(b, f"zeros.{size.literal_value}", ir.Constant(area, None))
+        constant: Any = cgutils.global_constant(b, f"zeros.{size.literal_value}", ir.Constant(area, None))
         constant.align = 64
         return b.ptrtoint(constant, I64)
 
@@ -201,7 +204,8 @@ def load_tile(context, address, row_bytes, rows, vectors):
     tile = _tile_of(rows, vectors)
 
     def lower(c, b, sig, args):
-        return c.make_tuple(b, tile, [_load(b, place, _F) for place in _places(b, *args[:2], rows, vectors)])
+        places = _places(b, args[0], args[1], rows, vectors)
+        return c.make_tuple(b, tile, [_load(b, place, _F) for place in places])
 
     return tile and (tile(types.int64, types.int64, rows, vectors), lower)
 
@@ -213,7 +217,7 @@ def store_tile(context, address, row_bytes, rows, vectors, tile):
         return None
 
     def lower(c, b, sig, args):
-        for i, place in enumerate(_places(b, *args[:2], rows, vectors)):
+        for i, place in enumerate(_places(b, args[0], args[1], rows, vectors)):
             _store(b, place, b.extract_value(args[4], i))
         return c.get_dummy_value()
 
