@@ -357,7 +357,7 @@ def _add_pairs(b, acc, u, s):
     for u_half, s_half in zip(_halves(b, u), _halves(b, s), strict=True):
         pairs = _call(b, "llvm.x86.avx2.pmadd.ub.sw", i16x16, u_half, s_half)
         sums.append(_call(b, "llvm.x86.avx2.pmadd.wd", i32x8, pairs, _fill(i16x16, 1)))
-    return b.add(acc, _shuffle(b, *sums, range(16)))
+    return b.add(acc, _shuffle(b, sums[0], sums[1], range(16)))
 
 
 def has_dot_u8i8() -> bool:
@@ -381,7 +381,7 @@ def dot_above_128(b, acc, u, s):
         return _add_pairs(b, acc, magnitude, b.select(is_negative, b.neg(s), s))
     pairs = zip(_halves(b, s), _halves(b, value), strict=True)
     signed = [_call(b, "llvm.x86.avx2.psign.b", _vec(I8, 32), x, y) for x, y in pairs]
-    return _add_pairs(b, acc, magnitude, _shuffle(b, *signed, range(64)))
+    return _add_pairs(b, acc, magnitude, _shuffle(b, signed[0], signed[1], range(64)))
 
 
 @_op(u8x64, u8x64)
