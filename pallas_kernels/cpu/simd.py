@@ -153,11 +153,16 @@ def load_f16(b, addr):
     """Sixteen IEEE halves, widened to f32."""
     if target_has("f16c"):
         return b.fpext(_load(b, addr, _vec(F16, 16)), _F)
-    # Without the instruction: move sign and payload, rescale the exponent by 2^112.
+    # Without the instruction: move sign and payload, rescale the exponent by 2^112. Subnormal halves are converted as
+    # integers: moved, they would be subnormal floats, which XLA's threads take for zero.
     h = b.zext(_load(b, addr, _H), _I)
     sign = b.shl(b.and_(h, _fill(_I, 0x8000)), _fill(_I, 16))
     magnitude = b.shl(b.and_(h, _fill(_I, 0x7FFF)), _fill(_I, 13))
     finite = b.bitcast(b.fmul(b.bitcast(magnitude, _F), _fill(_F, 2.0**112)), _I)
+    payload = b.and_(h, _fill(_I, 0x7FFF))
+    is_subnormal = b.icmp_unsigned("<", payload, _fill(_I, 0x0400))
+    subnormal = b.bitcast(b.fmul(b.sitofp(payload, _F), _fill(_F, 2.0**-24)), _I)
+    finite = b.select(is_subnormal, subnormal, finite)
     special = b.or_(magnitude, _fill(_I, 0x7F800000))
     is_special = b.icmp_unsigned(">=", magnitude, _fill(_I, 0x7C00 << 13))
     return b.bitcast(b.or_(b.select(is_special, special, finite), sign), _F)

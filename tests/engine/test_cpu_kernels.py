@@ -39,7 +39,7 @@ def legacy():
 def test_tiles_hold_the_files_values_exactly():
     packed = load_model(LEGACY, Recipe(layout="packed", dtype="float32"), Silent())
     tiled = load_model(LEGACY, Recipe(layout="tiled", dtype="float32"), Silent())
-    assert tiled_formats(tiled) == {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
+    assert tiled_formats(tiled) == {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16"}
     for ours, theirs in zip(tiled.params["layers"], packed.params["layers"], strict=True):
         for block in ("attention", "mlp"):
             for names, weight in ours[block].items():
