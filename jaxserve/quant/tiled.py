@@ -36,7 +36,8 @@ class TiledWeight:
 
     def decode(self) -> Float32[Array, "O I"]:
         """The matrix in float32, on the host: cannot be jitted."""
-        return jnp.asarray(untile(self.format_name, np.asarray(self.tiles), *self.shape, self.group_length))
+        tiles = np.asarray(self.tiles)
+        return jnp.asarray(untile(self.format_name, tiles, self.num_outputs, self.num_inputs, self.group_length))
 
 
 def can_tile(weight: Weight) -> bool:

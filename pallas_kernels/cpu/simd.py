@@ -153,11 +153,16 @@ def load_f16(b, addr):
     """Sixteen IEEE halves, widened to f32."""
     if target_has("f16c"):
         return b.fpext(_load(b, addr, _vec(F16, 16)), _F)
-    # Without the instruction: move sign and payload, rescale the exponent by 2^112.
+    # Without the instruction: move sign and payload, rescale the exponent by 2^112. Subnormal halves are converted as
+    # integers: moved, they would be subnormal floats, which XLA's threads take for zero.
     h = b.zext(_load(b, addr, _H), _I)
     sign = b.shl(b.and_(h, _fill(_I, 0x8000)), _fill(_I, 16))
     magnitude = b.shl(b.and_(h, _fill(_I, 0x7FFF)), _fill(_I, 13))
     finite = b.bitcast(b.fmul(b.bitcast(magnitude, _F), _fill(_F, 2.0**112)), _I)
+    payload = b.and_(h, _fill(_I, 0x7FFF))
+    is_subnormal = b.icmp_unsigned("<", payload, _fill(_I, 0x0400))
+    subnormal = b.bitcast(b.fmul(b.sitofp(payload, _F), _fill(_F, 2.0**-24)), _I)
+    finite = b.select(is_subnormal, subnormal, finite)
     special = b.or_(magnitude, _fill(_I, 0x7F800000))
     is_special = b.icmp_unsigned(">=", magnitude, _fill(_I, 0x7C00 << 13))
     return b.bitcast(b.or_(b.select(is_special, special, finite), sign), _F)
@@ -357,7 +362,7 @@ def _add_pairs(b, acc, u, s):
     for u_half, s_half in zip(_halves(b, u), _halves(b, s), strict=True):
         pairs = _call(b, "llvm.x86.avx2.pmadd.ub.sw", i16x16, u_half, s_half)
         sums.append(_call(b, "llvm.x86.avx2.pmadd.wd", i32x8, pairs, _fill(i16x16, 1)))
-    return b.add(acc, _shuffle(b, *sums, range(16)))
+    return b.add(acc, _shuffle(b, sums[0], sums[1], range(16)))
 
 
 def has_dot_u8i8() -> bool:
@@ -381,7 +386,7 @@ def dot_above_128(b, acc, u, s):
         return _add_pairs(b, acc, magnitude, b.select(is_negative, b.neg(s), s))
     pairs = zip(_halves(b, s), _halves(b, value), strict=True)
     signed = [_call(b, "llvm.x86.avx2.psign.b", _vec(I8, 32), x, y) for x, y in pairs]
-    return _add_pairs(b, acc, magnitude, _shuffle(b, *signed, range(64)))
+    return _add_pairs(b, acc, magnitude, _shuffle(b, signed[0], signed[1], range(64)))
 
 
 @_op(u8x64, u8x64)

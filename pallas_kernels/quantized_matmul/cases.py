@@ -9,7 +9,10 @@ from pallas_kernels.quantized_matmul.tiles import tile_format
 def random_parts(
     rng: np.random.Generator, format_name: str, num_outputs: int, num_inputs: int, group_length: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Packed arrays as `tile` takes them, all bits random; floating-point scales are between -1 and 1."""
+    """Packed arrays as `tile` takes them, all bits random; floating-point scales are between -1 and 1.
+
+    The first output's are subnormal in float16: alone in their sums, so that a kernel that takes them for zero is seen
+    by its result."""
     fmt = tile_format(format_name)
 
     def whole(dtype: type, per_item: int, low: int | None = None, high: int | None = None) -> np.ndarray:
@@ -17,7 +20,9 @@ def random_parts(
         return rng.integers(low, high, (num_outputs, -(-num_inputs // per_item)), dtype, endpoint=True)
 
     def real(per_item: int) -> np.ndarray:
-        return rng.uniform(-1, 1, (num_outputs, -(-num_inputs // per_item))).astype(np.float16)
+        values = rng.uniform(-1, 1, (num_outputs, -(-num_inputs // per_item))).astype(np.float16)
+        values[0] = 2.0**-16
+        return values
 
     match fmt.scales:
         case "none":
