@@ -213,6 +213,13 @@ class Decisions:
         self._note("kv_pages", f"{budget.num_pages:,} pages, {budget.num_bytes:,} bytes", budget.reason)
         return budget, max_model_len
 
+    def huge_pages(self, num_bytes: int) -> None:
+        """Records how much of the cache the system moved into huge pages."""
+        reason = (
+            "fewer address translations while the cache is read" if num_bytes else "too small, or the system has none"
+        )
+        self._note("huge_pages", f"{num_bytes:,} bytes of the cache", reason)
+
 
 _AS_GIVEN = (
     ("page_size", "tokens per KV page, as given or by default"),

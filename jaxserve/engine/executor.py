@@ -17,6 +17,7 @@ from jaxtyping import Array, Float32, Int32
 
 from jaxserve.engine.buckets import choose_shape
 from jaxserve.engine.compile_watch import CompileWatch
+from jaxserve.engine.huge_pages import in_huge_pages
 from jaxserve.engine.inputs import InputFiller
 from jaxserve.engine.logits import SlotState
 from jaxserve.engine.progress import Progress
@@ -139,6 +140,7 @@ class DeviceExecutor:
         self._filler = InputFiller(shapes, num_slots)
         self._dirty_slots: set[int] = set()
         self._cache = empty_cache(cache_spec, num_pages, program.kernels)
+        self.huge_page_bytes = in_huge_pages(self._cache) if jax.default_backend() == "cpu" else 0
         self._state = empty_state(num_slots, max_model_len)
         self._steps: dict[StepShape, Any] = {}
         self._set_slot: Any = None

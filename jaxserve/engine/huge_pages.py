@@ -1,34 +1,58 @@
 """Large buffers of a CPU in huge pages.
 
-Attention reads scattered pages of a cache of hundreds of megabytes; in the kernel's 4 KB pages most reads then wait for
-an address translation first. Linux's madvise moves a buffer that exists into pages of 2 MB.
+A decode step reads all weights and scattered pages of the cache. In the system's 4 KB pages most reads then wait for an
+address translation first, and the CPU's own prefetching ends at every page. Linux offers pages of 2 MB on request.
 """
 
 import ctypes
+import mmap
 import sys
 from typing import Any
 
 import jax
+import numpy as np
 
 _HUGE = 2 * 2**20
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # the second from Linux 6.1 on; before, the kernel collapses in its own time
+_LINE = 64  # XLA takes a buffer of the host as its own only when it starts on a cache line
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # the second from Linux 6.1 on; before, the system does it in its own time
+
+
+def one_after_another(tree: Any) -> Any:
+    """The tree with its arrays on the CPU copied into one area of huge pages, where small ones find room too."""
+    leaves, structure = jax.tree.flatten(tree)
+    sizes = [-(-leaf.nbytes // _LINE) * _LINE for leaf in leaves]
+    area = np.frombuffer(mmap.mmap(-1, sum(sizes) + 2 * _HUGE), np.uint8)
+    area = area[-area.ctypes.data % _HUGE :]
+    _advise(area.ctypes.data, area.nbytes // _HUGE * _HUGE, _MADV_HUGEPAGE)
+    moved, start = [], 0
+    for leaf, size in zip(leaves, sizes, strict=True):
+        place = area[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+        place[...] = np.asarray(leaf)
+        moved.append(jax.device_put(place, may_alias=True))
+        start += size
+    return jax.tree.unflatten(structure, moved)
 
 
 def in_huge_pages(tree: Any) -> int:
-    """Moves the large arrays of a tree on the CPU; returns how many bytes now lie in huge pages.
+    """Moves the large arrays of a tree on the CPU, where they are, into huge pages; returns the bytes that now are.
 
     0 where the system has no such call or no such memory: what works in small pages goes on to work.
     """
-    if not sys.platform.startswith("linux"):
-        return 0
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return sum(_move(madvise, leaf) for leaf in jax.tree.leaves(jax.block_until_ready(tree)))
+    return sum(_moved_bytes(leaf) for leaf in jax.tree.leaves(jax.block_until_ready(tree)))
 
 
-def _move(madvise: Any, array: jax.Array) -> int:
+def _moved_bytes(array: jax.Array) -> int:
     start = array.unsafe_buffer_pointer()
     first, end = -(-start // _HUGE) * _HUGE, (start + array.nbytes) // _HUGE * _HUGE
-    if end <= first or madvise(first, end - first, _MADV_HUGEPAGE) != 0:
+    if end <= first or not _advise(first, end - first, _MADV_HUGEPAGE):
         return 0
-    return end - first if madvise(first, end - first, _MADV_COLLAPSE) == 0 else 0
+    return end - first if _advise(first, end - first, _MADV_COLLAPSE) else 0
+
+
+def _advise(start: int, num_bytes: int, advice: int) -> bool:
+    """Whether the system took the advice."""
+    if not sys.platform.startswith("linux"):
+        return False
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return madvise(start, num_bytes, advice) == 0

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from checkpoints.errors import CheckpointError
 from checkpoints.load import WeightSource, is_gguf, open_weights
 from checkpoints.names import check_accounting
+from jaxserve.engine.huge_pages import one_after_another
 from jaxserve.engine.progress import Progress
 from jaxserve.layers.linear import NEIGHBOURS
 from jaxserve.models.model import FileLayout, Model
@@ -81,6 +82,8 @@ def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
         params = _joined_neighbours(params)
         if "unembed" not in params:
             params["unembed"] = _laid_out(jax.device_get(params["embed"]), recipe)  # the other use of a tied table
+    if recipe.layout == "tiled":
+        params = one_after_another(params)
     return LoadedModel(
         model=model,
         config=config,
