@@ -4,7 +4,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.step_inputs import StepShape
 
 GROWTH = 8  # from one bucket to the next; coarser means fewer programs to compile and more padding
-DECODE_GROWTH = 4
+DECODE_GROWTH = 2
 MAX_PREFILLS = 16  # prompts that may share a step
 MIXED_SINGLES = 2  # a prefill beside at most this many decodes does not pay for the rows of a full batch
 
