@@ -67,7 +67,7 @@ _TILE = np.dtype(
     [(word, np.int64) for word in ("table", "first_token", "first_position", "first_row", "num_rows")], align=True
 )
 TILE_BYTES = _TILE.itemsize
-_tile_at = at(_TILE)
+tile_at = at(_TILE)
 
 # Per row of an item, int64 each: keys low <= position < high are seen; address of the row's output.
 _LOW, _HIGH, _OUT, _ROW_BYTES = 0, 8, 16, 24
@@ -356,12 +356,12 @@ def _works_with(load: Any, item_bytes: int, has_scales: bool) -> Any:
         index = job.num_tiles - 1 - i // items_per_tile * job.tiles_per_item
         count = min(job.tiles_per_item, index + 1) * job.heads_per_item
         for n in range(count):
-            tile, head = _tile_at(job.tiles + TILE_BYTES * index), first_head + n % job.heads_per_item
+            tile, head = tile_at(job.tiles + TILE_BYTES * index), first_head + n % job.heads_per_item
             if (n + 1) % job.heads_per_item == 0:
                 index -= 1
             if n + 1 < count:
                 next_head = first_head + (n + 1) % job.heads_per_item
-                _first_blocks(job, _tile_at(job.tiles + TILE_BYTES * index), next_head, after)
+                _first_blocks(job, tile_at(job.tiles + TILE_BYTES * index), next_head, after)
             else:
                 _first_blocks(job, tile, head, after)
             one_head(job, tile, head, after)
@@ -370,7 +370,7 @@ def _works_with(load: Any, item_bytes: int, has_scales: bool) -> Any:
     def span(address, i):
         job = _job_at(address)
         item, index = i // job.num_spans, i % job.num_spans
-        tile, head = _tile_at(job.tiles + TILE_BYTES * (item // job.num_kv_heads)), item % job.num_kv_heads
+        tile, head = tile_at(job.tiles + TILE_BYTES * (item // job.num_kv_heads)), item % job.num_kv_heads
         rows, packed, after = scratch(rows_bytes), scratch(packed_bytes), scratch(32)
         low, high = _keys_seen(job, tile)
         _describe_rows(job, tile, head, rows)
@@ -383,7 +383,7 @@ def _works_with(load: Any, item_bytes: int, has_scales: bool) -> Any:
     @compiled
     def merged(address, i):
         job = _job_at(address)
-        tile, head = _tile_at(job.tiles + TILE_BYTES * (i // job.num_kv_heads)), i % job.num_kv_heads
+        tile, head = tile_at(job.tiles + TILE_BYTES * (i // job.num_kv_heads)), i % job.num_kv_heads
         rows, running = scratch(rows_bytes), scratch(running_bytes)
         low, high = _keys_seen(job, tile)
         _describe_rows(job, tile, head, rows)
@@ -400,7 +400,7 @@ def _add_tiles(job, table, first_token, num_queries, position, tiles, num_tiles)
     """Tiles of one sequence's queries, the first at `position`; returns how many there are now."""
     num_rows = num_queries * job.group
     for first_row in range(0, num_rows, ROWS):
-        tile = _tile_at(tiles + TILE_BYTES * num_tiles)
+        tile = tile_at(tiles + TILE_BYTES * num_tiles)
         tile.table, tile.first_token, tile.first_position = table, first_token, position
         tile.first_row, tile.num_rows = first_row, min(ROWS, num_rows - first_row)
         num_tiles += 1
@@ -408,8 +408,11 @@ def _add_tiles(job, table, first_token, num_queries, position, tiles, num_tiles)
 
 
 @compiled
-def _cut(job, num_tokens, lengths, starts, num_sequences, table, tiles):
-    """Fills `tiles`, zeros the output of tokens that do not exist. Returns (tiles, most keys of a sequence)."""
+def cut(job, num_tokens, lengths, starts, num_sequences, table, tiles):
+    """Fills `tiles`, zeros the output of tokens that do not exist. Returns (tiles, most keys of a sequence).
+
+    Of the job: group, num_heads, head_size (of the output), out, page_size, max_pages.
+    """
     num_tiles, longest, done = i64(0), i64(0), i64(0)
     token_bytes = 4 * job.num_heads * job.head_size
     for b in range(num_sequences):
@@ -487,7 +490,7 @@ def _target(name: str, dtype: int, load: Any, item_bytes: int) -> Any:
             return OK
         most_rows = i64(0)
         for i in range(job.num_tiles):
-            most_rows = max(most_rows, _tile_at(job.tiles + TILE_BYTES * i).num_rows)
+            most_rows = max(most_rows, tile_at(job.tiles + TILE_BYTES * i).num_rows)
         job.partial_bytes = (4 * most_rows * (job.head_size + 17) + 63) // 64 * 64
         num_bytes = num_items * job.num_spans * job.partial_bytes
         job.partials = _malloc(num_bytes)
@@ -515,9 +518,7 @@ def _target(name: str, dtype: int, load: Any, item_bytes: int) -> Any:
         job.tiles = _malloc(num_bytes)
         if job.tiles == 0:
             return fail(call, abi.INTERNAL, text(no_memory), num_bytes, 0, 0)
-        job.num_tiles, longest = _cut(
-            job, num_tokens, lengths.data, starts.data, dim(lengths, 0), table.data, job.tiles
-        )
+        job.num_tiles, longest = cut(job, num_tokens, lengths.data, starts.data, dim(lengths, 0), table.data, job.tiles)
         job.num_spans = (longest + SPAN - 1) // SPAN
         if job.num_tiles > 0:
             error = run(call, address)

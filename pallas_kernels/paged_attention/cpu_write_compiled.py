@@ -159,7 +159,7 @@ def _work_with(round_head: Any, copy_one: Any, item_bytes: int, has_scales: bool
 
 
 @compiled
-def _find_slots(lengths, starts, table, layer, num_pages, page_size, num_tokens, slots):
+def find_slots(lengths, starts, table, layer, num_pages, page_size, num_tokens, slots):
     """Where each token is written, counted in positions of the whole cache; -1 for those that are dropped."""
     num_sequences, max_pages = dim(lengths, 0), dim(table, 1)
     for token in range(num_tokens):
@@ -254,7 +254,7 @@ def _target(name: str, dtype: int, round_head: Any, copy_one: Any, item_bytes: i
         fill(call, job)
         layer, num_pages = load_i32s(arg(call, layout + 3).data), dim(arg(call, 2), 1)
         table, num_tokens = arg(call, layout + 2), job.num_tokens
-        _find_slots(lengths, starts, table, layer, num_pages, job.page_size, num_tokens, job.slots)
+        find_slots(lengths, starts, table, layer, num_pages, job.page_size, num_tokens, job.slots)
         if num_tokens * dim(arg(call, 0), 1) < _PARALLEL_VALUES:
             job.tokens_per_item = max(num_tokens, 1)
             work(address, 0)
