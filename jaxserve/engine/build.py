@@ -75,8 +75,7 @@ def build_engine(
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
     )
-    if decisions.is_cpu:
-        decisions.huge_pages(executor.huge_page_bytes)
+    decisions.huge_pages(executor.huge_page_bytes)
     if warm_up:
         executor.compile_all(progress)
     scheduler = Scheduler(

@@ -214,7 +214,9 @@ class Decisions:
         return budget, max_model_len
 
     def huge_pages(self, num_bytes: int) -> None:
-        """Records how much of the cache the system moved into huge pages."""
+        """Records how much of the cache the system moved into huge pages; on a CPU only."""
+        if not self.is_cpu:
+            return
         reason = (
             "fewer address translations while the cache is read" if num_bytes else "too small, or the system has none"
         )
