@@ -50,8 +50,8 @@ def build_engine(
     use_compilation_cache(config.compilation_cache_dir)
     threads = settle_threads(config.threads)
     decisions = Decisions(config, first_device())
-    decisions.choices["threads"] = threads
-    decisions.choices["model"] = Choice(str(path), f"found for {config.model}")
+    decisions.choices |= {"threads": threads, "model": Choice(str(path), f"found for {config.model}")}
+    decisions.host_memory()
     kernels = decisions.kernels()
     num_seqs, num_tokens = decisions.limits()
     if decisions.tries_cpu_kernels:  # before the load: it lays the weights out for the kernels that will read them

@@ -14,6 +14,7 @@ from jaxserve.engine.cpu_choice import (
     default_cpu_kernels,
     origins_line,
 )
+from jaxserve.engine.host_memory import keep_freed_memory
 from jaxserve.engine.loading import LoadedModel, Recipe, tiled_bytes
 from jaxserve.engine.memory import PageBudget, page_budget
 from jaxserve.engine.progress import Progress
@@ -46,6 +47,13 @@ class Decisions:
     def _note[T](self, name: str, value: T, reason: str) -> T:
         self.choices[name] = Choice(value, reason)
         return value
+
+    def host_memory(self) -> None:
+        """Keeps freed memory in the process where the model runs on the CPU."""
+        if self.is_cpu:
+            kept = keep_freed_memory()
+            reason = "or large temporary buffers would fault page by page" if kept else "this C library cannot keep it"
+            self._note("freed_memory", "kept by the process" if kept else "given back", reason)
 
     def kernels(self) -> Kernels:
         """The implementation of every op; where the CPU kernels are to be tried, of those that need no compiler."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from checkpoints.errors import CheckpointError
 from checkpoints.load import WeightSource, is_gguf, open_weights
 from checkpoints.names import check_accounting
-from jaxserve.engine.huge_pages import one_after_another
+from jaxserve.engine.host_memory import one_after_another
 from jaxserve.engine.progress import Progress
 from jaxserve.layers.linear import NEIGHBOURS
 from jaxserve.models.model import FileLayout, Model

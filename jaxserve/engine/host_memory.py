@@ -1,7 +1,9 @@
-"""Large buffers of a CPU in huge pages.
+"""How the memory of a host is laid out and kept where a CPU runs the model.
 
 A decode step reads all weights and scattered pages of the cache. In the system's 4 KB pages most reads then wait for an
 address translation first, and the CPU's own prefetching ends at every page. Linux offers pages of 2 MB on request.
+A step's temporary buffers are allocated anew each time; what the C library gives back to the system in between comes
+back page by page, each with a fault and zeros.
 """
 
 import ctypes
@@ -14,7 +16,28 @@ import numpy as np
 
 _HUGE = 2 * 2**20
 _LINE = 64  # XLA takes a buffer of the host as its own only when it starts on a cache line
+_LARGEST_INT = 2**31 - 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
+_LARGEST_MMAP_THRESHOLD = 2**30
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # the second from Linux 6.1 on; before, the system does it in its own time
+
+
+def keep_freed_memory() -> bool:
+    """Makes this process keep what it frees for its next allocations, also large buffers; whether it does.
+
+    Holds for the whole process, whose size stays at its peak. Only glibc has the call.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if mallopt is None:
+        return False
+    # In one arena: those of other threads are too small for the logits of a batch, which would go to mmap again.
+    options = {
+        _M_MMAP_THRESHOLD: _LARGEST_MMAP_THRESHOLD,
+        _M_TRIM_THRESHOLD: _LARGEST_INT,
+        _M_ARENA_MAX: 1,
+    }
+    taken = [mallopt(option, value) == 1 for option, value in options.items()]
+    return all(taken)
 
 
 def one_after_another(tree: Any) -> Any:
