@@ -12,6 +12,7 @@ from jaxserve.engine.buckets import MAX_PREFILLS
 from jaxserve.engine.decisions import Decisions, device_memory_bytes, first_device
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import DeviceExecutor, step_temp_bytes
+from jaxserve.engine.host_memory import use_one_arena
 from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model
 from jaxserve.engine.memory import spare_bytes
 from jaxserve.engine.progress import Progress
@@ -48,10 +49,10 @@ def build_engine(
     """
     start = time.perf_counter()
     use_compilation_cache(config.compilation_cache_dir)
+    use_one_arena()
     threads = settle_threads(config.threads)
     decisions = Decisions(config, first_device())
     decisions.choices |= {"threads": threads, "model": Choice(str(path), f"found for {config.model}")}
-    decisions.host_memory()
     kernels = decisions.kernels()
     num_seqs, num_tokens = decisions.limits()
     if decisions.tries_cpu_kernels:  # before the load: it lays the weights out for the kernels that will read them
@@ -75,7 +76,7 @@ def build_engine(
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
     )
-    decisions.huge_pages(executor.huge_page_bytes)
+    decisions.host_memory(executor.huge_page_bytes)
     if warm_up:
         executor.compile_all(progress)
     scheduler = Scheduler(

@@ -48,13 +48,6 @@ class Decisions:
         self.choices[name] = Choice(value, reason)
         return value
 
-    def host_memory(self) -> None:
-        """Keeps freed memory in the process where the model runs on the CPU."""
-        if self.is_cpu:
-            kept = keep_freed_memory()
-            reason = "or large temporary buffers would fault page by page" if kept else "this C library cannot keep it"
-            self._note("freed_memory", "kept by the process" if kept else "given back", reason)
-
     def kernels(self) -> Kernels:
         """The implementation of every op; where the CPU kernels are to be tried, of those that need no compiler."""
         self._check_cpu_options()
@@ -221,14 +214,16 @@ class Decisions:
         self._note("kv_pages", f"{budget.num_pages:,} pages, {budget.num_bytes:,} bytes", budget.reason)
         return budget, max_model_len
 
-    def huge_pages(self, num_bytes: int) -> None:
-        """Records how much of the cache the system moved into huge pages; on a CPU only."""
+    def host_memory(self, huge_page_bytes: int) -> None:
+        """Settles how a CPU's memory is kept from here on: how much of the cache lies in huge pages, and that freed
+        buffers stay with the process."""
         if not self.is_cpu:
             return
-        reason = (
-            "fewer address translations while the cache is read" if num_bytes else "too small, or the system has none"
-        )
-        self._note("huge_pages", f"{num_bytes:,} bytes of the cache", reason)
+        reason = "fewer address translations" if huge_page_bytes else "too small, or the system has none"
+        self._note("huge_pages", f"{huge_page_bytes:,} bytes of the cache", reason)
+        kept = keep_freed_memory()
+        reason = "or large temporary buffers would fault page by page" if kept else "this C library cannot keep it"
+        self._note("freed_memory", "kept by the process" if kept else "given back", reason)
 
 
 _AS_GIVEN = (

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+_LIBC = ctypes.CDLL(None)
 _HUGE = 2 * 2**20
 _LINE = 64  # XLA takes a buffer of the host as its own only when it starts on a cache line
 _LARGEST_INT = 2**31 - 1
@@ -22,21 +23,27 @@ _LARGEST_MMAP_THRESHOLD = 2**30
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # the second from Linux 6.1 on; before, the system does it in its own time
 
 
-def keep_freed_memory() -> bool:
-    """Makes this process keep what it frees for its next allocations, also large buffers; whether it does.
+def use_one_arena() -> None:
+    """Lets all threads allocate from one area: a thread's own is too small for the logits of a batch. Before jax starts
+    its threads; glibc only."""
+    _mallopt({_M_ARENA_MAX: 1})
 
-    Holds for the whole process, whose size stays at its peak. Only glibc has the call.
+
+def keep_freed_memory() -> bool:
+    """Makes this process keep what it frees from now on for its next allocations, also large buffers; whether it does.
+
+    What loading left is given back first. Holds for the whole process; only glibc has the calls.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
-    if mallopt is None:
+    if sys.platform.startswith("linux") and hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
+    return _mallopt({_M_MMAP_THRESHOLD: _LARGEST_MMAP_THRESHOLD, _M_TRIM_THRESHOLD: _LARGEST_INT})
+
+
+def _mallopt(options: dict[int, int]) -> bool:
+    """Whether the C library took all options."""
+    if not sys.platform.startswith("linux") or not hasattr(_LIBC, "mallopt"):
         return False
-    # In one arena: those of other threads are too small for the logits of a batch, which would go to mmap again.
-    options = {
-        _M_MMAP_THRESHOLD: _LARGEST_MMAP_THRESHOLD,
-        _M_TRIM_THRESHOLD: _LARGEST_INT,
-        _M_ARENA_MAX: 1,
-    }
-    taken = [mallopt(option, value) == 1 for option, value in options.items()]
+    taken = [_LIBC.mallopt(option, value) == 1 for option, value in options.items()]
     return all(taken)
 
 
@@ -76,6 +83,6 @@ def _advise(start: int, num_bytes: int, advice: int) -> bool:
     """Whether the system took the advice."""
     if not sys.platform.startswith("linux"):
         return False
-    madvise = ctypes.CDLL(None).madvise
+    madvise = _LIBC.madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return madvise(start, num_bytes, advice) == 0
