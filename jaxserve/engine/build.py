@@ -9,11 +9,11 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve.config import Choice, EngineConfig
 from jaxserve.engine.buckets import MAX_PREFILLS
-from jaxserve.engine.decisions import Decisions, device_memory_bytes, first_device
+from jaxserve.engine.decisions import CPU_LIMITS, Decisions, device_memory_bytes, first_device
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import DeviceExecutor, step_temp_bytes
-from jaxserve.engine.host_memory import use_one_arena
-from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model
+from jaxserve.engine.host_memory import prepare_allocator
+from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model, logits_bytes
 from jaxserve.engine.memory import spare_bytes
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.step import Program
@@ -49,7 +49,7 @@ def build_engine(
     """
     start = time.perf_counter()
     use_compilation_cache(config.compilation_cache_dir)
-    use_one_arena()
+    prepare_allocator(logits_bytes(path, config.max_num_seqs or CPU_LIMITS[0]))
     threads = settle_threads(config.threads)
     decisions = Decisions(config, first_device())
     decisions.choices |= {"threads": threads, "model": Choice(str(path), f"found for {config.model}")}

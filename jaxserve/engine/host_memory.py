@@ -19,14 +19,19 @@ _HUGE = 2 * 2**20
 _LINE = 64  # XLA takes a buffer of the host as its own only when it starts on a cache line
 _LARGEST_INT = 2**31 - 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
+_ARENA_BYTES = 64 * 2**20  # glibc's limit for the area of a thread that is not the first
 _LARGEST_MMAP_THRESHOLD = 2**30
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # the second from Linux 6.1 on; before, the system does it in its own time
 
 
-def use_one_arena() -> None:
-    """Lets all threads allocate from one area: a thread's own is too small for the logits of a batch. Before jax starts
-    its threads; glibc only."""
-    _mallopt({_M_ARENA_MAX: 1})
+def prepare_allocator(largest_bytes: int) -> None:
+    """Lets all threads allocate from one area where a thread's own is too small for buffers of this size, which would
+    then be mapped and faulted in anew each time. Before jax starts its threads; glibc only.
+
+    Not for smaller ones: threads that share an area wait for each other, a tenth of the time of a small step.
+    """
+    if largest_bytes > _ARENA_BYTES // 4:
+        _mallopt({_M_ARENA_MAX: 1})
 
 
 def keep_freed_memory() -> bool:

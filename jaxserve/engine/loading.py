@@ -115,6 +115,12 @@ def cpu_kernel_needs(path: Path) -> tuple[set[str], int]:
     return {fmt.name for name, fmt in known.items() if can_tile(fmt.spec(*matrices[name].shape))}, config.head_size
 
 
+def logits_bytes(path: Path, num_rows: int) -> int:
+    """What a batch's logits take in float32: the largest temporary buffer of most steps."""
+    with open_weights(path) as source:
+        return 4 * num_rows * identify(source)[1].vocab_size
+
+
 def tiled_bytes(loaded: LoadedModel) -> int:
     """Bytes the CPU kernels read in place. A tied embedding table is among them and once more outside, for its rows."""
     return sum(weight.tiles.nbytes for weight in _tiled_weights(loaded))
