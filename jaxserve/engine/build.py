@@ -9,10 +9,11 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxserve.config import Choice, EngineConfig
 from jaxserve.engine.buckets import MAX_PREFILLS
-from jaxserve.engine.decisions import Decisions, device_memory_bytes, first_device
+from jaxserve.engine.decisions import CPU_LIMITS, Decisions, device_memory_bytes, first_device
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import DeviceExecutor, step_temp_bytes
-from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model
+from jaxserve.engine.host_memory import prepare_allocator
+from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model, logits_bytes
 from jaxserve.engine.memory import spare_bytes
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.step import Program
@@ -48,10 +49,10 @@ def build_engine(
     """
     start = time.perf_counter()
     use_compilation_cache(config.compilation_cache_dir)
+    prepare_allocator(logits_bytes(path, config.max_num_seqs or CPU_LIMITS[0]))
     threads = settle_threads(config.threads)
     decisions = Decisions(config, first_device())
-    decisions.choices["threads"] = threads
-    decisions.choices["model"] = Choice(str(path), f"found for {config.model}")
+    decisions.choices |= {"threads": threads, "model": Choice(str(path), f"found for {config.model}")}
     kernels = decisions.kernels()
     num_seqs, num_tokens = decisions.limits()
     if decisions.tries_cpu_kernels:  # before the load: it lays the weights out for the kernels that will read them
@@ -75,8 +76,7 @@ def build_engine(
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
     )
-    if decisions.is_cpu:
-        decisions.huge_pages(executor.huge_page_bytes)
+    decisions.host_memory(executor.huge_page_bytes)
     if warm_up:
         executor.compile_all(progress)
     scheduler = Scheduler(

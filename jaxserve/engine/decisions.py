@@ -14,6 +14,7 @@ from jaxserve.engine.cpu_choice import (
     default_cpu_kernels,
     origins_line,
 )
+from jaxserve.engine.host_memory import keep_freed_memory
 from jaxserve.engine.loading import LoadedModel, Recipe, tiled_bytes
 from jaxserve.engine.memory import PageBudget, page_budget
 from jaxserve.engine.progress import Progress
@@ -213,12 +214,16 @@ class Decisions:
         self._note("kv_pages", f"{budget.num_pages:,} pages, {budget.num_bytes:,} bytes", budget.reason)
         return budget, max_model_len
 
-    def huge_pages(self, num_bytes: int) -> None:
-        """Records how much of the cache the system moved into huge pages."""
-        reason = (
-            "fewer address translations while the cache is read" if num_bytes else "too small, or the system has none"
-        )
-        self._note("huge_pages", f"{num_bytes:,} bytes of the cache", reason)
+    def host_memory(self, huge_page_bytes: int) -> None:
+        """Settles how a CPU's memory is kept from here on: how much of the cache lies in huge pages, and that freed
+        buffers stay with the process."""
+        if not self.is_cpu:
+            return
+        reason = "fewer address translations" if huge_page_bytes else "too small, or the system has none"
+        self._note("huge_pages", f"{huge_page_bytes:,} bytes of the cache", reason)
+        kept = keep_freed_memory()
+        reason = "or large temporary buffers would fault page by page" if kept else "this C library cannot keep it"
+        self._note("freed_memory", "kept by the process" if kept else "given back", reason)
 
 
 _AS_GIVEN = (

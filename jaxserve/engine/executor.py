@@ -17,7 +17,7 @@ from jaxtyping import Array, Float32, Int32
 
 from jaxserve.engine.buckets import choose_shape
 from jaxserve.engine.compile_watch import CompileWatch
-from jaxserve.engine.huge_pages import in_huge_pages
+from jaxserve.engine.host_memory import in_huge_pages
 from jaxserve.engine.inputs import InputFiller
 from jaxserve.engine.logits import SlotState
 from jaxserve.engine.progress import Progress

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from checkpoints.errors import CheckpointError
 from checkpoints.load import WeightSource, is_gguf, open_weights
 from checkpoints.names import check_accounting
-from jaxserve.engine.huge_pages import one_after_another
+from jaxserve.engine.host_memory import one_after_another
 from jaxserve.engine.progress import Progress
 from jaxserve.layers.linear import NEIGHBOURS
 from jaxserve.models.model import FileLayout, Model
@@ -113,6 +113,12 @@ def cpu_kernel_needs(path: Path) -> tuple[set[str], int]:
         formats = {name: source.info(names[name]).format for name in matrices if names[name] in present}
     known = {name: FORMATS[found] for name, found in formats.items() if found in FORMATS}
     return {fmt.name for name, fmt in known.items() if can_tile(fmt.spec(*matrices[name].shape))}, config.head_size
+
+
+def logits_bytes(path: Path, num_rows: int) -> int:
+    """What a batch's logits take in float32: the largest temporary buffer of most steps."""
+    with open_weights(path) as source:
+        return 4 * num_rows * identify(source)[1].vocab_size
 
 
 def tiled_bytes(loaded: LoadedModel) -> int:

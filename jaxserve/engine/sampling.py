@@ -27,18 +27,22 @@ def sample(
     would pass all logits through memory.
     """
 
-    def shaped() -> Array:
-        transformed = transform_logits(logits, inputs, state, allowed)
-        return draw(transformed, inputs.seed, inputs.positions, inputs.temperature)
+    def greedy(logits: Array) -> Array:
+        return first_maximum(logits)
 
-    def plain() -> Array:
-        return lax.cond(jnp.any(inputs.temperature > 0), tempered, lambda: first_maximum(logits))
-
-    def tempered() -> Array:
+    def tempered(logits: Array) -> Array:
         divided = divide_by_temperature(logits, inputs.temperature)
         return draw(divided, inputs.seed, inputs.positions, inputs.temperature)
 
-    return shaped() if allowed is not None else lax.cond(is_shaped(inputs, state), shaped, plain)
+    def shaped(logits: Array) -> Array:
+        transformed = transform_logits(logits, inputs, state, allowed)
+        return draw(transformed, inputs.seed, inputs.positions, inputs.temperature)
+
+    if allowed is not None:
+        return shaped(logits)
+    is_random = jnp.any(inputs.temperature > 0)
+    wanted = jnp.where(is_shaped(inputs, state), 2, jnp.where(is_random, 1, 0))
+    return lax.switch(wanted, (greedy, tempered, shaped), logits)
 
 
 def draw(

@@ -41,7 +41,7 @@ def test_every_step_the_limits_allow_has_a_shape(limits, data):
 def test_the_list_is_short_and_without_repetition(limits):
     num_seqs, more_tokens, prefills, deterministic = limits
     shapes = shapes_for(num_seqs, num_seqs + more_tokens, prefills, deterministic)
-    assert len(set(shapes)) == len(shapes) <= 11
+    assert len(set(shapes)) == len(shapes) <= 16  # decodes double: padding rows cost as much as rows
     assert all(shape.single_rows <= max(num_seqs, 2) for shape in shapes)
 
 

@@ -101,6 +101,9 @@ def test_a_client_that_goes_away_gives_its_pages_back(url: str, frontend: Fronte
         lines = response.iter_lines()
         for _ in range(2 * after_chunks):
             next(lines)
+    deadline = time.monotonic() + 60  # both may reach the engine only after the client has gone
+    while frontend.stats().requests_finished_total["abort"] < before + 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
     wait_until_idle(frontend)
     assert frontend.stats().requests_finished_total["abort"] == before + 2
 
@@ -147,9 +150,8 @@ def test_metrics_and_configuration(url: str):
     metrics = httpx.get(f"{url}/metrics").text
     assert re.search(r"^jaxserve:compiles_after_ready_total(\{.*\})? 0\.0$", metrics, re.MULTILINE), metrics
     assert "jaxserve:generation_tokens_total" in metrics
-    config = httpx.get(f"{url}/v1/config").json()
-    text = str(config)
-    assert "expanded to float32" in text
+    text = str(httpx.get(f"{url}/v1/config").json())
+    assert "in tiles for the CPU kernels" in text or "expanded to float32" in text
     assert "max_num_seqs" in text
 
 

@@ -87,7 +87,7 @@ def test_a_file_beside_it_is_of_no_account(own_module, compiled, tmp_path):
 
 
 def test_imports_are_followed_through_other_folders():
-    found = targets_module._sources(targets_module._module_file("pallas_kernels.grouped_matmul.cpu_compiled:q4_1"))
+    found = keys._imported_sources(keys._module_file("pallas_kernels.grouped_matmul.cpu_compiled:q4_1"))
     folders = {f"{path.parent.name}/{path.name}" for path in found}
     assert {"grouped_matmul/cpu_compiled.py", "quantized_matmul/formats_compiled.py", "cpu/simd.py"} <= folders
     assert "quantized_matmul/cpu.py" not in folders  # it calls the machine code, and may change
