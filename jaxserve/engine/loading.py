@@ -116,9 +116,13 @@ def cpu_kernel_needs(path: Path) -> tuple[set[str], int]:
 
 
 def logits_bytes(path: Path, num_rows: int) -> int:
-    """What a batch's logits take in float32: the largest temporary buffer of most steps."""
-    with open_weights(path) as source:
-        return 4 * num_rows * identify(source)[1].vocab_size
+    """What a batch's logits take in float32: the largest temporary buffer of most steps. 0 for a model that cannot be
+    read: loading it says why, after the options have been checked."""
+    try:
+        with open_weights(path) as source:
+            return 4 * num_rows * identify(source)[1].vocab_size
+    except CheckpointError:
+        return 0
 
 
 def tiled_bytes(loaded: LoadedModel) -> int:
