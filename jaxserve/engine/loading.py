@@ -82,7 +82,6 @@ def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
         params = _joined_neighbours(params)
         if "unembed" not in params:
             params["unembed"] = _laid_out(jax.device_get(params["embed"]), recipe)  # the other use of a tied table
-    if recipe.layout == "tiled":
         params = one_after_another(params)
     return LoadedModel(
         model=model,
