@@ -26,7 +26,7 @@ class Weight(Protocol):
 
     @property
     def format(self) -> str:
-        """The name in `formats.FORMATS`."""
+        """The name in `formats.FORMATS`, or one that only `schemes` read."""
         ...
 
     @property
@@ -68,7 +68,16 @@ def matmul(x: Float[Array, "T I"], weight: Weight) -> Float32[Array, "T O"]:
 
 def take_rows[W](weight: W, rows: Integer[Array | np.ndarray, "R"]) -> W:
     """The weight with only these rows, in this order, still packed. Stays on the host if its arrays are there."""
+    if isinstance(weight, _TakesRows):
+        return weight.take_rows(rows)
     return jax.tree.map(lambda array: array[rows], weight)
+
+
+@runtime_checkable
+class _TakesRows(Protocol):
+    """A weight with an array that belongs to all its outputs."""
+
+    def take_rows(self, rows: Integer[Array | np.ndarray, "R"]) -> Any: ...
 
 
 def embedding_rows(weight: Weight, ids: Integer[Array, "T"]) -> Float32[Array, "T I"]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
+from jaxserve.quant.grouped_int import GroupedInt, has_tiles, tile_parts
 from jaxserve.quant.quantized import Leaf, Weight
 from pallas_kernels.quantized_matmul.tiles import GROUP_LENGTH, check_tileable, tile, untile
 
@@ -42,7 +43,7 @@ class TiledWeight:
 
 def can_tile(weight: Weight) -> bool:
     """Whether the CPU kernel takes a weight of this format and shape."""
-    if len(weight.shape) != 2:
+    if len(weight.shape) != 2 or (isinstance(weight, GroupedInt) and not has_tiles(weight)):
         return False
     try:
         check_tileable(weight.format, *weight.shape)
@@ -53,10 +54,16 @@ def can_tile(weight: Weight) -> bool:
 
 def tiled(weight: Weight) -> TiledWeight:
     """The weight in tiles, on the host. Raises ValueError where `can_tile` is false."""
-    parts = {name: np.asarray(value) for name, value in vars(weight).items()}
-    num_outputs, num_inputs = weight.shape
+    if isinstance(weight, GroupedInt):
+        parts, group_length = tile_parts(weight)
+    else:
+        parts, group_length = {name: np.asarray(value) for name, value in vars(weight).items()}, None
     return TiledWeight(
-        tiles=tile(weight.format, parts), format_name=weight.format, num_outputs=num_outputs, num_inputs=num_inputs
+        tiles=tile(weight.format, parts, group_length),
+        format_name=weight.format,
+        num_outputs=weight.shape[0],
+        num_inputs=weight.shape[1],
+        group_length=group_length,
     )
 
 
