@@ -8,7 +8,6 @@ does not know about the plan.
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -46,9 +45,17 @@ class Spread:
 
     def placed_cache(self, make: Callable[[], Cache]) -> Cache:
         """The cache that `make` makes, each device with the pages of its heads."""
-        shapes = jax.eval_shape(make)
-        shardings = jax.tree.map(partial(NamedSharding, self.mesh), self._cache_partitions(shapes))
+        shardings = jax.tree.map(lambda array: array.sharding, self.described_cache(make))
         return jax.jit(make, out_shardings=shardings)()
+
+    def described_cache(self, make: Callable[[], Cache]) -> Any:
+        """The same as shapes, types and shardings."""
+        shapes = jax.eval_shape(make)
+
+        def described(array: Any, cut: PartitionSpec) -> Any:
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=NamedSharding(self.mesh, cut))
+
+        return jax.tree.map(described, shapes, self._cache_partitions(shapes))
 
     def _cache_partitions(self, cache: Any) -> Any:
         if isinstance(cache, LatentPages) or self.plan.tensor == 1:
@@ -62,7 +69,9 @@ class Spread:
         partitions = self._cache_partitions(cache)
 
         def on_each(params: Any, token_ids: Array, layout: Any, cache: Any) -> tuple[Array, Any]:
-            return model.forward(params, self._local, self._within(kernels), token_ids, layout, cache, dtype=dtype)
+            return model.forward(
+                params, self.of_one_device, self._within(kernels), token_ids, layout, cache, dtype=dtype
+            )
 
         return jax.shard_map(
             on_each,
@@ -75,7 +84,7 @@ class Spread:
     def unembed(self, model: Model, kernels: Kernels, params: Any, x: Array) -> Array:
         """Logits of the whole vocabulary on every device."""
         logits = jax.shard_map(
-            lambda params, x: model.unembed(params, self._local, self._within(kernels), x),
+            lambda params, x: model.unembed(params, self.of_one_device, self._within(kernels), x),
             mesh=self.mesh,
             in_specs=(self.param_partitions, _WHOLE),
             out_specs=PartitionSpec(None, TENSOR) if self.plan.tensor > 1 else _WHOLE,
@@ -88,7 +97,7 @@ class Spread:
         return dataclasses.replace(kernels, spread_over=tuple(name for name, size in axes if size > 1))
 
     @property
-    def _local(self) -> Any:
+    def of_one_device(self) -> Any:
         """The config of one device's part."""
         parts = self.plan.tensor
         if getattr(self.config, "mla", None) is not None:

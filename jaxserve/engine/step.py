@@ -1,20 +1,21 @@
 """The compiled step: tokens in, tokens out, cache and slot state donated. Sampling happens inside."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int32
 
 from jaxserve.engine.logits import SlotState
 from jaxserve.engine.logprobs import no_logprobs, token_logprobs, token_logprobs_if_wanted
 from jaxserve.engine.sampling import sample
 from jaxserve.engine.spread import Spread
-from jaxserve.kv_cache import Cache
+from jaxserve.kv_cache import Cache, CacheSpec, empty_cache
 from jaxserve.models.model import Model
 from jaxserve.sampling_params import MAX_LOGPROBS
 from jaxserve.step_inputs import StepInputs, StepOutputs, StepShape, TokenLogprobs, unpack
@@ -42,11 +43,38 @@ class Program:
             return self.spread.forward(self.model, self.kernels, self.dtype, params, token_ids, layout, cache)
         return self.model.forward(params, self.config, self.kernels, token_ids, layout, cache, dtype=self.dtype)
 
+    def for_context(self, max_model_len: int) -> "Program":
+        """The program for sequences of up to so many tokens."""
+        config = self.model.for_context(self.config, max_model_len)
+        spread = None if self.spread is None else replace(self.spread, config=config)
+        return replace(self, config=config, spread=spread)
+
+    def with_params(self, params: Any) -> "Program":
+        """The program for parameters that were rearranged (stacked) where they lie."""
+        if self.spread is None:
+            return self
+        return replace(self, spread=replace(self.spread, param_partitions=jax.tree.map(_partition, params)))
+
+    def new_cache(self, spec: CacheSpec, num_pages: int) -> Cache:
+        """A cache of zeros where the program runs."""
+        make = partial(empty_cache, spec, num_pages, self.kernels)
+        return make() if self.spread is None else self.spread.placed_cache(make)
+
+    @property
+    def everywhere(self) -> NamedSharding | None:
+        """Where arrays go that every device needs; None on one device."""
+        return None if self.spread is None else self.spread.everywhere
+
     def unembed(self, params: Any, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """Logits of hidden states."""
         if self.spread is not None:
             return self.spread.unembed(self.model, self.kernels, params, hidden)
         return self.model.unembed(params, self.config, self.kernels, hidden)
+
+
+def _partition(array: jax.Array) -> PartitionSpec:
+    assert isinstance(array.sharding, NamedSharding), "a parameter does not lie on the mesh"
+    return array.sharding.spec
 
 
 StepFunction = Callable[[Any, Cache, SlotState, Array], tuple[StepOutputs, Cache, SlotState]]

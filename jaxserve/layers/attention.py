@@ -37,7 +37,7 @@ def attention(
     """o(attention of q, k, v of before(x)) (+ residual), and the cache with this step's keys and values.
 
     Biases, sinks and norms of queries and keys where `weights` has them; norms are each head's, or of all heads
-    together (norms_whole). scale: 1 / sqrt(H) where None. window: a token sees itself and the window - 1 tokens before it.
+    together (norms_whole). scale: 1 / sqrt(H) where None. window: a token sees itself and the window - 1 before it.
     """
     qkv = side_by_side(kernels, x, weights, ("q", "k", "v"), before=before)
     norms: dict[str, Any] = {"q_norm": weights.get("q_norm"), "k_norm": weights.get("k_norm"), "eps": qk_norm_eps}
