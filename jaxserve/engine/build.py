@@ -66,7 +66,8 @@ def build_engine(
     program = Program(model=loaded.model, config=loaded.config, kernels=kernels, dtype=recipe.dtype)
     spec, wanted_len = decisions.cache_spec(loaded.config), decisions.wanted_len(loaded.config)
     free = _free_bytes(decisions, program, loaded, spec, decisions.shapes(num_seqs, num_tokens, wanted_len)[-1])
-    budget, max_model_len = decisions.pages(spec, num_seqs, wanted_len, free)
+    need = decisions.page_need(loaded.config, num_tokens, wanted_len)
+    budget, max_model_len = decisions.pages(spec, need, num_seqs, wanted_len, free)
     executor = DeviceExecutor(
         program=dataclasses.replace(program, config=loaded.model.for_context(loaded.config, max_model_len)),
         params=loaded.params,
@@ -88,6 +89,7 @@ def build_engine(
         max_model_len=max_model_len,
         max_prefills_per_step=MAX_PREFILLS,
         enable_prefix_caching=config.enable_prefix_caching,
+        window=need.window,
     )
     return BuiltEngine(
         engine=Engine(scheduler, executor, overlap=config.overlap, seed=config.seed),

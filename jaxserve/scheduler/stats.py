@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """Counts at one moment; preemptions, prefix tokens (of first admissions) and pages that left a window since the start."""
+    """Counts at one moment; since start: preemptions, prefix tokens (first admissions), pages that left windows."""
 
     num_running: int
     num_waiting: int
