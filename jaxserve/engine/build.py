@@ -81,16 +81,7 @@ def build_engine(
     decisions.host_memory(executor.huge_page_bytes)
     if warm_up:
         executor.compile_all(progress)
-    scheduler = Scheduler(
-        num_pages=budget.num_pages,
-        page_size=config.page_size,
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=num_tokens,
-        max_model_len=max_model_len,
-        max_prefills_per_step=MAX_PREFILLS,
-        enable_prefix_caching=config.enable_prefix_caching,
-        window=need.window,
-    )
+    scheduler = _scheduler(config, budget.num_pages, (num_seqs, num_tokens), max_model_len, need.window)
     return BuiltEngine(
         engine=Engine(scheduler, executor, overlap=config.overlap, seed=config.seed),
         executor=executor,
@@ -102,6 +93,21 @@ def build_engine(
         page_size=config.page_size,
         num_pages=budget.num_pages,
         seconds=time.perf_counter() - start,
+    )
+
+
+def _scheduler(
+    config: EngineConfig, num_pages: int, limits: tuple[int, int], max_model_len: int, window: int | None
+) -> Scheduler:
+    return Scheduler(
+        num_pages=num_pages,
+        page_size=config.page_size,
+        max_num_seqs=limits[0],
+        max_num_batched_tokens=limits[1],
+        max_model_len=max_model_len,
+        max_prefills_per_step=MAX_PREFILLS,
+        enable_prefix_caching=config.enable_prefix_caching,
+        window=window,
     )
 
 

@@ -71,10 +71,18 @@ def test_a_long_prompt_takes_a_window_and_two_chunks_at_most(fake, overlap):
     assert request.token_ids[150:] == fake.outputs_alone(request, 400)[0]
 
 
-def test_a_pool_of_the_least_pages_runs_any_length(fake):
-    _, loop = windowed(fake, 1, num_pages=REACH + 1)
-    request = finish(loop, fake.request("a", [5] * 100, max_tokens=200))
+@pytest.mark.parametrize("window", [9, 10])
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_pool_of_the_least_pages_runs_any_length(fake, overlap, window):
+    """And never starts anew: where the step in flight keeps the page that the next one lacks, that one waits."""
+    num_pages = page_need(window, PAGE, 64).least
+    scheduler = fake.scheduler(window=window, max_model_len=400, num_pages=num_pages)
+    request = finish(fake.Loop(scheduler, PAGE, overlap, window), fake.request("a", [5] * 100, max_tokens=200))
     assert request.token_ids[100:] == fake.outputs_alone(request, 400)[0]
+    assert request.num_preemptions == 0
+
+
+def test_fewer_pages_than_a_window_needs_hold_short_sequences(fake):
     small, _ = windowed(fake, 1, num_pages=REACH)
     with pytest.raises(PromptTooLong, match="need 300 tokens; the KV cache holds 12;"):
         small.add(fake.request("a", [5] * 100, max_tokens=200))
