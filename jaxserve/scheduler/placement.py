@@ -153,7 +153,8 @@ class Placement:
         for request in placed:
             assert request.slot is not None
             slots.append(request.slot)
-            for index, page in list(enumerate(request.pages))[request.num_left_pages :]:
+            for index in range(request.num_left_pages, len(request.pages)):
+                page = request.pages[index]
                 references[page] += 1
                 node = request.cache_path[index + 1] if index + 1 < len(request.cache_path) else None
                 if node is None or node.page != page:

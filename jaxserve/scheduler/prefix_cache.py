@@ -54,7 +54,7 @@ class PrefixCache:
         are cached; a reference is taken on each of these."""
         node = self._roots.get(domain)
         if node is None:
-            node = self._roots[domain] = Node(None, (), -1, domain)
+            node = self._roots[domain] = Node(None, (), NO_PAGE, domain)
         path = [node]
         size, reach, num_cached, end = self._page_size, self._reach, 0, 1
         for start in range(0, max_tokens - size + 1, size):

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engines import add, alone, engine_over, finish, note, random_prompt
@@ -20,7 +21,7 @@ SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_tokens=80, igno
 
 
 def build(model="mistral_swa", **options):
-    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": MAX_LEN}
+    sizes: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": MAX_LEN}
     cache = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
     config = EngineConfig(model=model, deterministic=True, compilation_cache_dir=cache, **(sizes | options))
     return build_engine(config, MODELS / model, frozenset(), Silent(), warm_up=False)
