@@ -72,6 +72,12 @@ def cache_spec(config: Any, page_size: int, dtype: str) -> CacheSpec:
     )
 
 
+def cache_window(config: Any) -> int | None:
+    """The tokens before which no layer of the model sees any, itself counted; None where a layer sees all of them."""
+    windows = getattr(config, "windows", ())
+    return max(windows) if windows and None not in windows else None
+
+
 def empty_cache(spec: CacheSpec, num_pages: int, kernels: Kernels) -> Cache:
     """A cache of zeros in the layout of these kernels."""
     if isinstance(spec, LatentCacheSpec):

@@ -68,7 +68,8 @@ def build_engine(
     decisions.weights(loaded)
     spec, wanted_len = decisions.cache_spec(program.config), decisions.wanted_len(loaded.config)
     free = _free_bytes(decisions, program, loaded, spec, decisions.shapes(num_seqs, num_tokens, wanted_len)[-1])
-    budget, max_model_len = decisions.pages(spec, num_seqs, wanted_len, free)
+    need = decisions.page_need(loaded.config, num_tokens, wanted_len)
+    budget, max_model_len = decisions.pages(spec, need, num_seqs, wanted_len, free)
     executor = DeviceExecutor(
         program=program.for_context(max_model_len),
         params=loaded.params,
@@ -82,15 +83,7 @@ def build_engine(
     decisions.host_memory(executor.huge_page_bytes)
     if warm_up:
         executor.compile_all(progress)
-    scheduler = Scheduler(
-        num_pages=budget.num_pages,
-        page_size=config.page_size,
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=num_tokens,
-        max_model_len=max_model_len,
-        max_prefills_per_step=MAX_PREFILLS,
-        enable_prefix_caching=config.enable_prefix_caching,
-    )
+    scheduler = _scheduler(config, budget.num_pages, (num_seqs, num_tokens), max_model_len, need.window)
     return BuiltEngine(
         engine=Engine(scheduler, executor, overlap=config.overlap, seed=config.seed),
         executor=executor,
@@ -121,6 +114,21 @@ def _program(
         params = {**params, "layers": stack_layers(params["layers"])}
         program = program.with_params(params)
     return program, dataclasses.replace(loaded, params=params)
+
+
+def _scheduler(
+    config: EngineConfig, num_pages: int, limits: tuple[int, int], max_model_len: int, window: int | None
+) -> Scheduler:
+    return Scheduler(
+        num_pages=num_pages,
+        page_size=config.page_size,
+        max_num_seqs=limits[0],
+        max_num_batched_tokens=limits[1],
+        max_model_len=max_model_len,
+        max_prefills_per_step=MAX_PREFILLS,
+        enable_prefix_caching=config.enable_prefix_caching,
+        window=window,
+    )
 
 
 def use_compilation_cache(folder: Path | None) -> None:

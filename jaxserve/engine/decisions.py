@@ -20,7 +20,8 @@ from jaxserve.engine.loading import FormatsToMultiply, LoadedModel, Recipe, tile
 from jaxserve.engine.memory import PageBudget, page_budget
 from jaxserve.engine.progress import Progress
 from jaxserve.errors import ConfigError
-from jaxserve.kv_cache import CacheSpec, cache_spec
+from jaxserve.kv_cache import CacheSpec, cache_spec, cache_window
+from jaxserve.scheduler.page_need import PageNeed, page_need
 from jaxserve.step_inputs import StepShape
 from pallas_kernels.kernels import Kernels, cpu_kernels, kernels_for
 from sharding.plan import ShardingPlan, read_plan
@@ -219,20 +220,37 @@ class Decisions:
         self._note("step_shapes", [str(shape) for shape in shapes], "every step is padded to one of these")
         return shapes
 
-    def pages(self, spec: CacheSpec, num_seqs: int, wanted_len: int, free: tuple[int, str]) -> tuple[PageBudget, int]:
+    def page_need(self, model: Any, num_tokens: int, wanted_len: int) -> PageNeed:
+        """What one sequence needs of the pages; of a model without any window nothing is said."""
+        window, windows = cache_window(model), getattr(model, "windows", ())
+        if window is not None and window < wanted_len:
+            freed = f"pages that left the window of {window:,} tokens are freed"
+            self._note("window", freed, "no layer sees further back")
+            return page_need(window, self.config.page_size, num_tokens)
+        if window is not None:
+            self._note("window", "all pages are kept", f"{window:,} tokens, no less than max_model_len")
+        elif any(windows):
+            reason = f"{windows.count(None)} of {len(windows)} layers have no window"
+            self._note("window", "all pages are kept", reason)
+        return page_need(None, self.config.page_size, num_tokens)
+
+    def pages(
+        self, spec: CacheSpec, need: PageNeed, num_seqs: int, wanted_len: int, free: tuple[int, str]
+    ) -> tuple[PageBudget, int]:
         """The pages, and max_model_len: what was asked for, or as far as the pages reach."""
         budget = page_budget(
             page_bytes=spec.page_bytes,
-            wanted_pages=num_seqs * -(-wanted_len // spec.page_size),
+            wanted_pages=num_seqs * need.of_tokens(wanted_len),
             num_pages=self.config.num_pages,
             memory_bytes=self.config.kv_cache_memory_bytes,
             free=free,
             total_bytes=device_memory_bytes(self.device),
         )
-        reach = budget.num_pages * spec.page_size
+        reach = wanted_len if budget.num_pages >= need.least else budget.num_pages * spec.page_size
         if wanted_len > reach and self.config.max_model_len:
+            least = min(need.least, need.of_tokens(wanted_len))
             raise ConfigError(
-                f"--max-model-len {wanted_len:,} needs {-(-wanted_len // spec.page_size):,} KV pages and there are "
+                f"--max-model-len {wanted_len:,} needs {least:,} KV pages and there are "
                 f"{budget.num_pages:,} ({budget.reason}); lower it to {reach:,} or give the cache more memory"
             )
         reason = "--max-model-len" if self.config.max_model_len else "the model's"

@@ -43,6 +43,7 @@ class EngineStats:
     prefix_queried_tokens_total: int
     prefix_hit_tokens_total: int
     preemptions_total: int
+    left_pages_total: int
     steps_total: int
     requests_finished_total: dict[str, int]
     compiles_after_ready_total: int
@@ -249,6 +250,7 @@ class Frontend:
             prefix_queried_tokens_total=scheduled.prefix_queried_tokens,
             prefix_hit_tokens_total=scheduled.prefix_hit_tokens,
             preemptions_total=scheduled.num_preemptions,
+            left_pages_total=scheduled.num_left_pages,
             steps_total=self.engine.num_steps,
             requests_finished_total=dict(self._finished),
             compiles_after_ready_total=self._compiles.requests if self._is_warm else 0,

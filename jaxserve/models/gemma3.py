@@ -66,6 +66,11 @@ class GemmaConfig:
     attention_soft_cap: float | None = None
     final_soft_cap: float | None = None
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each layer, None where a token sees all before it."""
+        return tuple(self.window if kind == "sliding_attention" else None for kind in self.layer_kinds)
+
 
 def config_from_hf(hf: Mapping[str, Any]) -> GemmaConfig:
     """From a config.json of model_type gemma3_text, or gemma3 with a text_config inside.

@@ -52,6 +52,7 @@ class FakeStats:
     prefix_queried_tokens_total: int = 33
     prefix_hit_tokens_total: int = 16
     preemptions_total: int = 4
+    left_pages_total: int = 11
     steps_total: int = 50
     requests_finished_total: dict[str, int] = field(default_factory=lambda: {"stop": 3, "length": 7})
     compiles_after_ready_total: int = 0
