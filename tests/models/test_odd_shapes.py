@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy_llama
@@ -67,7 +68,7 @@ def test_the_engine_draws_the_most_likely_token(odd):
     """With the kernels that are the default here; a head of 8 or 40 values is left to XLA."""
     folder, ids, want = odd
     cache = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-    options = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "num_pages": 16, "page_size": 16}
+    options: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "num_pages": 16, "page_size": 16}
     with LLM(str(folder), compilation_cache_dir=cache, **options) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=1)
         (result,) = llm.generate([{"prompt_token_ids": ids.tolist()}], params)
