@@ -120,8 +120,8 @@ class NativeArrays:
             store = self._tensorstore.open(spec, open=True, read=True, context=self._context).result()
         except (ValueError, OSError) as error:
             raise self._error(parameter, part, error) from None
-        chunk = store.chunk_layout.read_chunk.shape or ()
-        if len(chunk) != len(info.shape) or any(c > max(s, 1) for c, s in zip(chunk, info.shape, strict=True)):
+        chunk = tuple(size or 0 for size in store.chunk_layout.read_chunk.shape or ())
+        if len(chunk) != len(info.shape) or any(c > s for c, s in zip(chunk, info.shape, strict=True)):
             reason = f"chunks of {list(chunk)} for a shape of {list(info.shape)}"
             raise self._error(parameter, part, ValueError(reason))
         return store

@@ -1,9 +1,10 @@
 """A model on disk -> a native checkpoint of it, parameter by parameter, in another format where one is asked for."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,8 +14,8 @@ from checkpoints.gguf import open_gguf
 from checkpoints.gguf_header import write_gguf_part
 from checkpoints.load import NativeWeights, WeightSource, is_gguf, open_weights
 from checkpoints.native import ORIGIN_NAME, Manifest, NativeParameter, OriginTensor
-from checkpoints.native_writing import NativeWriter, check_target, writing_native
-from jaxserve.engine.loading import identify, open_parameters
+from checkpoints.native_writing import check_target, writing_native
+from jaxserve.engine.loading import LoadedModel, identify, open_parameters
 from jaxserve.engine.native_parameters import NativeParameters
 from jaxserve.engine.parameters import ParameterFile
 from jaxserve.engine.progress import Progress
@@ -56,20 +57,74 @@ def convert(source: Path, target: Path, format_name: str | None, progress: Progr
         wanted = paths(model.param_specs(config))
         file = open_parameters(weights, layout, config, wanted)
         formats = {name: _target_format(file, name, spec, wanted_format) for name, spec in wanted.items()}
-        _check_room(target, wanted, formats)
-        with writing_native(target, overwrite=overwrite) as writer:
-            parameters: dict[str, NativeParameter] = {}
-            with progress.task("converting", len(wanted)) as advance, read_ahead(file, list(wanted)) as names:
+
+        def in_turn() -> Iterator[tuple[str, Weight]]:
+            with read_ahead(file, list(wanted)) as names:
                 for name in names:
-                    parameters[name] = _write(writer, file, name, wanted[name], formats[name])
+                    yield name, _in_format(file, name, wanted[name], formats[name])
                     file.release(name)
-                    advance(1)
-            _copy_side_files(source, writer.path)
-            writer.finish(Manifest(parameters=parameters, origin_tensors=_origin(weights, file, writer.path)))
+
+        parameters = _written(weights, file, target, in_turn(), wanted, formats, progress, overwrite=overwrite)
+    kept = [n for n, spec in wanted.items() if format_name not in (None, formats[n]) and not spec.is_vector]
+    return _converted(target, parameters, kept)
+
+
+def save(loaded: LoadedModel, target: Path, progress: Progress, *, overwrite: bool) -> Converted:
+    """A loaded model as a native checkpoint, its weights as they are held, on however many devices.
+
+    Config and tokenizer are those of the file it was loaded from. Raises ValueError for weights in tiles.
+    """
+    check_target(target, overwrite=overwrite)
+    with open_weights(loaded.path) as weights:
+        model, config, layout = identify(weights)
+        wanted = paths(model.param_specs(config))
+        file = open_parameters(weights, layout, config, wanted)
+        held = {name: _leaf(loaded.params, name) for name in wanted}
+        formats = {name: "F32" if spec.is_vector else held[name].format for name, spec in wanted.items()}
+        for name, found in formats.items():
+            if found not in FORMATS:
+                raise ValueError(f"parameter {name} is held as {found}; a native checkpoint keeps {', '.join(FORMATS)}")
+        in_turn = ((n, Dense(array=held[n]) if wanted[n].is_vector else held[n]) for n in wanted)
+        parameters = _written(weights, file, target, in_turn, wanted, formats, progress, overwrite=overwrite)
+    return _converted(target, parameters, [])
+
+
+def _leaf(params: Any, name: str) -> Any:
+    for key in name.split("."):
+        params = params[int(key)] if isinstance(params, tuple) else params[key]
+    return params
+
+
+def _written(
+    weights: WeightSource,
+    file: ParameterFile | NativeParameters,
+    target: Path,
+    in_turn: Iterator[tuple[str, Weight]],
+    wanted: Mapping[str, ArraySpec],
+    formats: Mapping[str, str],
+    progress: Progress,
+    *,
+    overwrite: bool,
+) -> dict[str, NativeParameter]:
+    """Writes the checkpoint; what its manifest says of each parameter."""
+    _check_room(target, wanted, formats)
+    parameters: dict[str, NativeParameter] = {}
+    with writing_native(target, overwrite=overwrite) as writer:
+        with progress.task("writing weights", len(wanted)) as advance:
+            for name, weight in in_turn:
+                parts = {"": weight.array} if isinstance(weight, Dense) else vars(weight)
+                arrays = {part: writer.write(name, part, np.asarray(array)) for part, array in parts.items()}
+                parameters[name] = NativeParameter(format=formats[name], shape=wanted[name].shape, arrays=arrays)
+                advance(1)
+        _copy_side_files(weights.path, writer.path)
+        writer.finish(Manifest(parameters=parameters, origin_tensors=_origin(weights, file, writer.path)))
+    return parameters
+
+
+def _converted(target: Path, parameters: Mapping[str, NativeParameter], kept: list[str]) -> Converted:
     bytes_by_format: dict[str, int] = {}
     for parameter in parameters.values():
         bytes_by_format[parameter.format] = bytes_by_format.get(parameter.format, 0) + parameter.num_bytes
-    kept = [n for n, spec in wanted.items() if format_name not in (None, formats[n]) and not spec.is_vector]
     num_bytes = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     return Converted(path=target, num_bytes=num_bytes, bytes_by_format=bytes_by_format, kept=tuple(kept))
 
@@ -100,15 +155,9 @@ def _stored_bytes(spec: ArraySpec, format_name: str) -> int:
     return int(np.prod(leading, dtype=np.int64)) * bytes_of(FORMATS[format_name].spec(num_outputs, num_inputs))
 
 
-def _write(
-    writer: NativeWriter, file: ParameterFile | NativeParameters, name: str, spec: ArraySpec, format_name: str
-) -> NativeParameter:
+def _in_format(file: ParameterFile | NativeParameters, name: str, spec: ArraySpec, format_name: str) -> Weight:
     weight = Dense(array=file.vector(name)) if spec.is_vector else file.matrix(name)
-    if weight.format != format_name:
-        weight = encoded(weight, FORMATS[format_name])
-    parts = {"": weight.array} if isinstance(weight, Dense) else vars(weight)
-    arrays = {part: writer.write(name, part, np.asarray(array)) for part, array in parts.items()}
-    return NativeParameter(format=format_name, shape=spec.shape, arrays=arrays)
+    return weight if weight.format == format_name else encoded(weight, FORMATS[format_name])
 
 
 def encoded(weight: Weight, wanted: Format) -> Weight:
