@@ -21,7 +21,9 @@ class EngineConfig:
     model: a catalog name, a file, a folder, or hf:ORG/REPO. num_pages: KV pages, computed from kv_cache_memory_bytes
     when None. overlap: dispatch the next step before the last one's tokens are read. deterministic: the logits of a
     request are bit-identical in every batch. max_waiting: requests queued before new ones are refused. threads: of
-    XLA's pool on the host, one pool for a whole process. cpu_level: the instructions that CPU kernels may use.
+    XLA's pool on the host, one pool for a whole process. cpu_level: the instructions that CPU kernels may use. plan: a
+    file with the sizes of the mesh, or tensor_parallel_size and expert_parallel_size: devices that share heads and
+    widths, and experts.
     """
 
     model: str
@@ -38,6 +40,9 @@ class EngineConfig:
     cpu_level: CpuLevel = "auto"
     expand_weights: ExpandWeights = "auto"
     plan: str | None = None
+    tensor_parallel_size: int | None = None
+    expert_parallel_size: int | None = None
+    data_parallel_size: int | None = None
     seed: int = 0
     enable_prefix_caching: bool = True
     overlap: bool = True
@@ -66,9 +71,14 @@ class EngineConfig:
         for name, allowed in _CHOICES:
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{_flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        if self.plan is not None:
+        if self.plan is not None and (self.tensor_parallel_size or self.expert_parallel_size):
+            raise ConfigError(f"--plan {self.plan} states the sizes of the mesh: leave the parallel sizes out")
+        if self.plan is not None and not Path(self.plan).is_file():
+            raise ConfigError(f"--plan {self.plan}: no such file; it must be a TOML file with a table [mesh]")
+        if (self.data_parallel_size or 1) > 1:
             raise ConfigError(
-                f"--plan {self.plan}: this version runs on one device; leave --plan out (plans are not built yet)"
+                f"--data-parallel-size {self.data_parallel_size}: this version has no replicas in one process; start "
+                "one server for each, with different devices"
             )
 
     @classmethod
@@ -86,6 +96,9 @@ _MINIMUMS = (
     ("kv_cache_memory_bytes", 1),
     ("threads", 1),
     ("max_waiting", 1),
+    ("tensor_parallel_size", 1),
+    ("expert_parallel_size", 1),
+    ("data_parallel_size", 1),
 )
 _SWITCHES = ("enable_prefix_caching", "overlap", "deterministic")
 _PATHS = ("cache_dir", "compilation_cache_dir")

@@ -169,7 +169,14 @@ ENGINE_FLAGS: dict[str, Flag] = {
     "kernels": Flag(help="Implementation of attention and quantized products."),
     "cpu_level": Flag(help="Instructions the CPU kernels may use, for comparing; auto takes the best this CPU has."),
     "expand_weights": Flag(help="Whether packed weights are written out at load."),
-    "plan": Flag(help="Sharding plan; this version runs on one device and refuses it."),
+    "plan": Flag(help="Sharding plan: a TOML file with a table [mesh], tensor and expert being its sizes."),
+    "tensor_parallel_size": _number(
+        "Devices that share heads, widths and the vocabulary.", "--tensor-parallel-size", "-tp"
+    ),
+    "expert_parallel_size": _number(
+        "Devices that the experts of a mixture are dealt out to.", "--expert-parallel-size", "-ep"
+    ),
+    "data_parallel_size": _number("Replicas; this version has one.", "--data-parallel-size", "-dp"),
     "seed": Flag(help="Seed of requests that name none."),
     "enable_prefix_caching": Flag(help="Reuse the cache of prompts that begin alike."),
     "overlap": Flag(help="Dispatch the next step before the last one's tokens are read."),

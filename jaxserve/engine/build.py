@@ -17,12 +17,16 @@ from jaxserve.engine.host_memory import prepare_allocator
 from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model, logits_bytes
 from jaxserve.engine.memory import spare_bytes
 from jaxserve.engine.progress import Progress
+from jaxserve.engine.spread import spread
 from jaxserve.engine.step import Program
 from jaxserve.engine.threads import settle_threads
+from jaxserve.errors import ConfigError
 from jaxserve.kv_cache import CacheSpec
 from jaxserve.layers.stack import stack_layers
 from jaxserve.scheduler import Scheduler
 from jaxserve.step_inputs import StepShape
+from pallas_kernels.kernels import Kernels
+from sharding.plan import ShardingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +58,19 @@ def build_engine(
     threads = settle_threads(config.threads)
     decisions = Decisions(config, first_device())
     decisions.choices |= {"threads": threads, "model": Choice(str(path), f"found for {config.model}")}
-    kernels = decisions.kernels()
+    plan, kernels = decisions.plan(), decisions.kernels()
     num_seqs, num_tokens = decisions.limits()
     if decisions.tries_cpu_kernels:  # before the load: it lays the weights out for the kernels that will read them
         kernels = decisions.cpu_kernels(*cpu_kernel_needs(path), progress) or kernels
     recipe = decisions.recipe()
     loaded = load_model(path, recipe, progress)
-    if not decisions.is_cpu:
-        loaded.params["layers"] = stack_layers(loaded.params["layers"])
+    program, loaded = _program(decisions, plan, loaded, kernels, recipe.dtype)
     decisions.weights(loaded)
-    program = Program(model=loaded.model, config=loaded.config, kernels=kernels, dtype=recipe.dtype)
-    spec, wanted_len = decisions.cache_spec(loaded.config), decisions.wanted_len(loaded.config)
+    spec, wanted_len = decisions.cache_spec(program.config), decisions.wanted_len(loaded.config)
     free = _free_bytes(decisions, program, loaded, spec, decisions.shapes(num_seqs, num_tokens, wanted_len)[-1])
     budget, max_model_len = decisions.pages(spec, num_seqs, wanted_len, free)
     executor = DeviceExecutor(
-        program=dataclasses.replace(program, config=loaded.model.for_context(loaded.config, max_model_len)),
+        program=program.for_context(max_model_len),
         params=loaded.params,
         shapes=decisions.shapes(num_seqs, num_tokens, max_model_len),
         cache_spec=spec,
@@ -101,6 +103,24 @@ def build_engine(
         num_pages=budget.num_pages,
         seconds=time.perf_counter() - start,
     )
+
+
+def _program(
+    decisions: Decisions, plan: ShardingPlan | None, loaded: LoadedModel, kernels: Kernels, dtype: str
+) -> tuple[Program, LoadedModel]:
+    """The program, over the devices of a plan where there is one, and the model with its weights there."""
+    program = Program(model=loaded.model, config=loaded.config, kernels=kernels, dtype=dtype)
+    params = loaded.params
+    if plan is not None:
+        try:
+            over, params = spread(plan, loaded.model, loaded.config, params, jax.devices())
+        except ValueError as error:
+            raise ConfigError(f"{plan}: {error}") from error
+        program = dataclasses.replace(program, config=over.config, spread=over)
+    if not decisions.is_cpu:
+        params = {**params, "layers": stack_layers(params["layers"])}
+        program = program.with_params(params)
+    return program, dataclasses.replace(loaded, params=params)
 
 
 def use_compilation_cache(folder: Path | None) -> None:

@@ -1,6 +1,7 @@
 """What an engine's options come to on this machine, and why: every choice is recorded with its reason as it is made."""
 
 import os
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -22,6 +23,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.kv_cache import CacheSpec, cache_spec
 from jaxserve.step_inputs import StepShape
 from pallas_kernels.kernels import Kernels, cpu_kernels, kernels_for
+from sharding.plan import ShardingPlan, read_plan
 
 CPU_LIMITS = (32, 512)  # max_num_seqs, max_num_batched_tokens where computing, not reading, is scarce
 ACCELERATOR_LIMITS = (256, 2048)
@@ -39,6 +41,7 @@ class Decisions:
         self.config = config
         self.device = device
         self.is_cpu = device.platform == "cpu"
+        self._is_spread = False
         self.choices: dict[str, Choice] = {}
         self._note("device", f"{device.platform} ({device.device_kind})", "first device of jax's default platform")
         for name, reason in _AS_GIVEN:
@@ -47,6 +50,30 @@ class Decisions:
     def _note[T](self, name: str, value: T, reason: str) -> T:
         self.choices[name] = Choice(value, reason)
         return value
+
+    def plan(self) -> ShardingPlan | None:
+        """Over which devices the model is spread; None for one."""
+        config, sizes = self.config, {}
+        try:
+            if config.plan is not None:
+                plan, reason = read_plan(Path(config.plan)), f"--plan {config.plan}"
+            else:
+                sizes = {"tensor": config.tensor_parallel_size or 1, "expert": config.expert_parallel_size or 1}
+                plan, reason = ShardingPlan(**sizes), "--tensor-parallel-size, --expert-parallel-size"
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--plan {config.plan}: {error}") from error
+        num_devices = len(jax.devices())
+        if plan.num_devices > num_devices:
+            raise ConfigError(
+                f"{plan} needs {plan.num_devices} devices and jax sees {num_devices}; on a CPU "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={plan.num_devices} makes virtual ones"
+            )
+        if plan.num_devices == 1:
+            self._note("plan", "one device", "default" if config.plan is None and sizes.get("tensor") == 1 else reason)
+            return None
+        self._is_spread = True
+        self._note("plan", str(plan), reason)
+        return plan
 
     def kernels(self) -> Kernels:
         """The implementation of every op; where the CPU kernels are to be tried, of those that need no compiler."""
@@ -66,6 +93,8 @@ class Decisions:
         config = self.config
         if config.kernels == "cpu" and not self.is_cpu:
             raise ConfigError(f"--kernels cpu: the device is {self.device.platform}; leave it out, or choose xla")
+        if config.kernels == "cpu" and self._is_spread:
+            raise ConfigError("--kernels cpu: they serve one device; choose xla, or leave the plan out")
         if config.kernels == "cpu" and not self._suits_cpu_kernels:
             raise ConfigError("--kernels cpu reads packed weights and computes in float32: leave the others out")
         if config.cpu_level != "auto" and (config.kernels in ("xla", "reference") or not self.is_cpu):
@@ -73,7 +102,8 @@ class Decisions:
 
     @property
     def _suits_cpu_kernels(self) -> bool:
-        return self.config.expand_weights == "auto" and self.config.dtype in ("auto", "float32")
+        packed_float32 = self.config.expand_weights == "auto" and self.config.dtype in ("auto", "float32")
+        return packed_float32 and not self._is_spread
 
     def limits(self) -> tuple[int, int]:
         """max_num_seqs and max_num_batched_tokens; one that was not given makes room for one that was."""

@@ -78,9 +78,10 @@ class Executor(Protocol):
 def step_temp_bytes(program: Program, params: Any, shape: StepShape, spec: CacheSpec) -> int:
     """Temporary bytes of one step shape, from its compilation on described arrays: nothing is allocated."""
     max_len = shape.max_pages * spec.page_size
-    cache = jax.eval_shape(lambda: empty_cache(spec, shape.max_pages, program.kernels))
+    make = partial(empty_cache, spec, shape.max_pages, program.kernels)
+    cache = jax.eval_shape(make) if program.spread is None else program.spread.described_cache(make)
     state = jax.eval_shape(lambda: empty_state(shape.num_rows, max_len))
-    buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32)
+    buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32, sharding=program.everywhere)
     memory = step_function(program, shape).lower(params, cache, state, buffer).compile().memory_analysis()
     return memory.temp_size_in_bytes if memory else 0
 
@@ -139,9 +140,10 @@ class DeviceExecutor:
         self._max_len = max_model_len
         self._filler = InputFiller(shapes, num_slots)
         self._dirty_slots: set[int] = set()
-        self._cache = empty_cache(cache_spec, num_pages, program.kernels)
-        self.huge_page_bytes = in_huge_pages(self._cache) if jax.default_backend() == "cpu" else 0
-        self._state = empty_state(num_slots, max_model_len)
+        self._cache = program.new_cache(cache_spec, num_pages)
+        is_moved = jax.default_backend() == "cpu" and program.spread is None
+        self.huge_page_bytes = in_huge_pages(self._cache) if is_moved else 0
+        self._state = jax.device_put(empty_state(num_slots, max_model_len), program.everywhere)
         self._steps: dict[StepShape, Any] = {}
         self._set_slot: Any = None
         self.programs: list[ProgramReport] = []
@@ -176,14 +178,14 @@ class DeviceExecutor:
 
     def _step(self, shape: StepShape) -> Any:
         if shape not in self._steps:
-            buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32)
+            buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32, sharding=self.program.everywhere)
             arguments = (self.params, self._cache, self._state, buffer)
             self._steps[shape] = self._compiled(step_function(self.program, shape), str(shape), arguments)
         return self._steps[shape]
 
     def _slot_setter(self) -> Any:
         if self._set_slot is None:
-            arguments = (self._state, *jax.device_put(self._slot_row(None)))
+            arguments = (self._state, *jax.device_put(self._slot_row(None), self.program.everywhere))
             self._set_slot = self._compiled(jax.jit(_set_slot, donate_argnums=0), "place request", arguments)
         return self._set_slot
 
@@ -212,7 +214,9 @@ class DeviceExecutor:
             self._filler.place(request, payload.params, payload.seed, payload.prompt_logprobs is not None)
             needs_state = needs_slot_state(payload.params)
             if needs_state or slot in self._dirty_slots:
-                self._state = self._slot_setter()(self._state, *jax.device_put(self._slot_row(request)))
+                self._state = self._slot_setter()(
+                    self._state, *jax.device_put(self._slot_row(request), self.program.everywhere)
+                )
             (self._dirty_slots.add if needs_state else self._dirty_slots.discard)(slot)
 
     def _slot_row(self, request: Request | None) -> tuple[np.ndarray, ...]:
@@ -238,7 +242,7 @@ class DeviceExecutor:
         self.place(plan.placed)
         shape, buffer = self._filler.fill(plan)
         outputs, self._cache, self._state = self._step(shape)(
-            self.params, self._cache, self._state, jax.device_put(buffer)
+            self.params, self._cache, self._state, jax.device_put(buffer, self.program.everywhere)
         )
         return InFlight(plan=plan, shape=shape, outputs=outputs)
 

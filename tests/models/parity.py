@@ -46,7 +46,9 @@ def whole_prompt_logits(
     if stacked:
         params = {**params, "layers": stack_layers(params["layers"])}
     pages = -(-len(ids) // PAGE)
-    logits, _ = run(params, _cache(loaded, pages, kernels), jnp.asarray(ids, jnp.int32), _layout(0, len(ids), pages))
+    logits, _ = run(
+        params, _cache(loaded, pages, kernels), jnp.asarray(ids, jnp.int32), layout_of_one(0, len(ids), pages)
+    )
     return np.asarray(logits)
 
 
@@ -56,7 +58,9 @@ def token_by_token_logits(path: Path, ids: np.ndarray, kernels=XLA, weights: Any
     pages = -(-len(ids) // PAGE)
     cache, rows = _cache(loaded, pages, kernels), []
     for position, token in enumerate(ids):
-        row, cache = run(loaded.params, cache, jnp.asarray([token], jnp.int32), _layout(position, position + 1, pages))
+        row, cache = run(
+            loaded.params, cache, jnp.asarray([token], jnp.int32), layout_of_one(position, position + 1, pages)
+        )
         rows.append(np.asarray(row)[0])
     return np.stack(rows)
 
@@ -161,7 +165,7 @@ def _cache(loaded: LoadedModel, pages: int, kernels):
     return empty_cache(spec, pages, kernels)
 
 
-def _layout(start: int, end: int, pages: int) -> RaggedLayout:
+def layout_of_one(start: int, end: int, pages: int) -> RaggedLayout:
     """One sequence of `end` tokens on pages in falling order; the tokens from `start` on are in this step."""
     return RaggedLayout(
         kv_lengths=jnp.asarray([end], jnp.int32),
