@@ -13,6 +13,7 @@ from rich.progress import Progress as RichProgress
 from checkpoints import errors as checkpoint_errors
 from checkpoints import hub
 from checkpoints.load import is_gguf, open_weights
+from checkpoints.native import origin_file
 from jaxserve.config import EngineConfig
 from jaxserve.engine.build import build_engine
 from jaxserve.engine.progress import Notes, Progress, Silent
@@ -70,6 +71,7 @@ def start_frontend(config: EngineConfig, progress: Progress, *, warm_up: bool, m
 
 def read_tokenizer(path: Path, progress: Progress) -> Tokenizer | None:
     """The model's tokenizer, or None where it has none, which is said: token ids still work."""
+    path = origin_file(path)  # of a native checkpoint that was a GGUF file
     if is_gguf(path):
         with open_weights(path) as source:
             metadata = source.metadata

@@ -1,7 +1,7 @@
 """A model on disk -> family, config and parameters on the device, every tensor accounted for."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from checkpoints.errors import CheckpointError
-from checkpoints.load import WeightSource, is_gguf, open_weights
+from checkpoints.load import NativeWeights, WeightSource, is_gguf, open_weights
 from jaxserve.engine.host_memory import one_after_another
+from jaxserve.engine.native_parameters import NativeParameters
 from jaxserve.engine.parameters import ParameterFile
 from jaxserve.engine.progress import Progress
+from jaxserve.engine.read_ahead import read_ahead
 from jaxserve.layers.linear import NEIGHBOURS
 from jaxserve.models.model import FileLayout, Model
 from jaxserve.models.registry import model_for_gguf, model_for_hf
@@ -24,6 +26,8 @@ from jaxserve.quant.tiled import TiledWeight, can_tile, joined, tiled
 from sharding.spec import ArraySpec, map_specs, paths
 
 MAX_CONFIG_BYTES = 16 * 2**20
+
+type Placement = Callable[[str, ArraySpec], jax.sharding.Sharding | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +56,25 @@ class Recipe:
     dtype: str
 
 
-def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
-    """The model at `path`, a GGUF file or a folder of safetensors with config.json.
+def load_model(path: Path, recipe: Recipe, progress: Progress, placement: Placement | None = None) -> LoadedModel:
+    """The model at `path`: a GGUF file, a folder of safetensors with config.json, or a native checkpoint.
 
-    Raises CheckpointError for damaged files and for tensors that are missing, left over or misshapen.
+    placement: where each parameter goes; without one, or where it says None, to the default device.
+    Raises CheckpointError for damaged files and for tensors that are missing, left over or misshapen; ValueError for
+    a placement of tiles, which are one CPU's, and for one that cuts packed rows.
     """
+    if placement is not None and recipe.layout == "tiled":
+        raise ValueError("weights in tiles are for one CPU: they take no placement")
     with open_weights(path) as source:
         model, config, layout = identify(source)
         specs = model.param_specs(config)
         wanted = paths(specs)
-        file = ParameterFile(source, layout, config, wanted)
+        file = open_parameters(source, layout, config, wanted)
         leaves: dict[str, object] = {}
-        with progress.task("loading weights", len(wanted)) as advance:
-            for parameter, spec in wanted.items():
-                if spec.is_vector:
-                    leaves[parameter] = jnp.asarray(file.vector(parameter))
-                else:
-                    leaves[parameter] = _laid_out(file.matrix(parameter), _recipe_of(parameter, spec, recipe))
+        with progress.task("loading weights", len(wanted)) as advance, read_ahead(file, list(wanted)) as parameters:
+            for parameter in parameters:
+                leaves[parameter] = _on_devices(file, parameter, wanted[parameter], recipe, placement)
+                file.release(parameter)
                 advance(1)
         file_bytes = file.bytes_by_format
     params = map_specs(specs, leaves)
@@ -90,6 +96,15 @@ def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
     )
 
 
+def open_parameters(
+    source: WeightSource, layout: FileLayout, config: Any, wanted: Mapping[str, ArraySpec]
+) -> ParameterFile | NativeParameters:
+    """The model's parameters in an open file, all accounted for."""
+    if isinstance(source, NativeWeights):
+        return NativeParameters(source.arrays, wanted)
+    return ParameterFile(source, layout, config, wanted)
+
+
 def tiled_formats(loaded: LoadedModel) -> set[str]:
     """The formats whose CPU kernels the model needs."""
     return {weight.format_name for weight in _tiled_weights(loaded)}
@@ -108,7 +123,7 @@ def cpu_kernel_needs(path: Path) -> tuple[FormatsToMultiply, Any]:
     with open_weights(path) as source:
         model, config, layout = identify(source)
         wanted = paths(model.param_specs(config))
-        file = ParameterFile(source, layout, config, wanted)
+        file = open_parameters(source, layout, config, wanted)
         read_by_row = {"embed"} if "unembed" in wanted else set()  # tied, it is the output matrix too
         found: dict[bool, set[str]] = {False: set(), True: set()}
         for parameter, spec in wanted.items():
@@ -199,6 +214,22 @@ def _recipe_of(parameter: str, spec: ArraySpec, recipe: Recipe) -> Recipe:
     return Recipe(layout="packed" if parameter == "embed" else "expanded", dtype=recipe.dtype)
 
 
+def _on_devices(
+    file: ParameterFile | NativeParameters, parameter: str, spec: ArraySpec, recipe: Recipe, placement: Placement | None
+) -> object:
+    """One parameter, a vector as an array, where the placement says and as the recipe says."""
+    sharding = placement(parameter, spec) if placement else None
+    if spec.is_vector:
+        vector = file.vector(parameter)
+        return jnp.asarray(vector) if sharding is None else jax.device_put(vector, sharding)
+    if sharding is None:
+        return _laid_out(file.matrix(parameter), _recipe_of(parameter, spec, recipe))
+    if recipe.layout == "packed":
+        return file.placed(parameter, sharding, None)
+    weight = file.placed(parameter, sharding, recipe.dtype)
+    return _expanded(weight, recipe.dtype, sharding)
+
+
 def _laid_out(weight: Weight, recipe: Recipe) -> Weight:
     """A host weight on the device, in the recipe's layout."""
     if recipe.layout == "tiled" and can_tile(weight):
@@ -207,10 +238,11 @@ def _laid_out(weight: Weight, recipe: Recipe) -> Weight:
     return weight if recipe.layout == "packed" else _expanded(weight, recipe.dtype)
 
 
-def _expanded(weight: Weight, dtype: str) -> Weight:
+def _expanded(weight: Weight, dtype: str, sharding: jax.sharding.Sharding | None = None) -> Weight:
     if isinstance(weight, Dense) and str(weight.array.dtype) == dtype:
         return weight
-    return Dense(array=_decode_to(dtype)(weight))
+    decoded = _decode_to(dtype)(weight)
+    return Dense(array=decoded if sharding is None else jax.device_put(decoded, sharding))
 
 
 def _decode_to(dtype: str) -> Callable[[Weight], jax.Array]:

@@ -10,11 +10,14 @@ import numpy as np
 from checkpoints.errors import CheckpointError
 from checkpoints.load import WeightSource
 from checkpoints.names import check_accounting
+from jaxserve.engine.slices import array_from_slices, check_cuts_no_row, plain_slices
 from jaxserve.models.model import FileLayout, Stored
-from jaxserve.quant.dense import Dense
+from jaxserve.quant.dense import FORMAT_OF_DTYPE, Dense
 from jaxserve.quant.formats import weight_from_tensor
 from jaxserve.quant.quantized import Weight, stacked, take_rows, with_leading_axes
 from sharding.spec import ArraySpec
+
+DTYPE_OF_FORMAT = {name: dtype for dtype, name in FORMAT_OF_DTYPE.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,7 @@ class ParameterFile:
         expected = {name: place.shape for place in self._places.values() for name in place.names}
         tied = () if "unembed" in wanted else (layout.names.tensor_name("unembed"),)
         check_accounting(expected, found, tied=tied, declared_absent=layout.ignored, source=source.path)
+        self.tensor_names = frozenset(expected)
         self.bytes_by_format: dict[str, int] = {}
         for name in expected:
             info = found[name]
@@ -69,6 +73,37 @@ class ParameterFile:
             array = array.reshape(inner)
             return Dense(array=array.swapaxes(-1, -2) if stored.is_transposed else array)
         return weight if weight.shape == shape else with_leading_axes(weight, shape)
+
+    def placed(self, parameter: str, sharding: jax.sharding.Sharding, dtype: str | None) -> Weight:
+        """A parameter that is a matrix, or several, on devices; a plain one in `dtype`, if that is given.
+
+        Of a plain one each device reads its part only; a packed one is on the host as a whole on its way.
+        """
+        place = self._places[parameter]
+        if self.format_of(parameter) in DTYPE_OF_FORMAT:
+            tensors = [self._source.read(name).data for name in place.names]
+            slices = plain_slices(tensors, place.spec.shape, place.stored)
+            if slices is not None:
+                kind = dtype or DTYPE_OF_FORMAT[self.format_of(parameter)]
+                array = array_from_slices(
+                    place.spec.shape, sharding, lambda index: slices(index).astype(kind, copy=False)
+                )
+                return Dense(array=array)
+        weight = self.matrix(parameter)
+        for leaf in jax.tree.leaves(weight):
+            if not isinstance(weight, Dense):
+                check_cuts_no_row(parameter, leaf.shape, sharding)
+        return jax.device_put(weight, sharding)
+
+    def ask_for(self, parameter: str) -> None:
+        """Has a parameter read ahead of its use."""
+        for name in self._places[parameter].names:
+            self._source.ask_for(name)
+
+    def release(self, parameter: str) -> None:
+        """Gives back the memory that reading a parameter took, of what is not in use."""
+        for name in self._places[parameter].names:
+            self._source.release(name)
 
     def format_of(self, parameter: str) -> str:
         """The format the file keeps a parameter in."""
