@@ -17,7 +17,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.build import build_engine
 from jaxserve.engine.progress import Notes, Progress, Silent
 from jaxserve.errors import ConfigError, DownloadError, InvalidRequest, ModelNotFound, ShuttingDown
-from jaxserve.frontend import EngineStats, Frontend, Generation, ServedModel
+from jaxserve.frontend import EngineStats, Frontend, Generation, ServedModel, generation_defaults
 from jaxserve.outputs import CompletionOutput, RequestOutput, TextDelta
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.tokens import ChatTemplate, Tokenizer, load_tokenizer_from_folder, load_tokenizer_from_gguf
@@ -43,9 +43,10 @@ def start_frontend(config: EngineConfig, progress: Progress, *, warm_up: bool, m
     shape compiles on first use.
     """
     path = find_model(config.model, config.cache_dir)
-    tokenizer = read_tokenizer(path, progress)
+    defaults = generation_defaults(config.generation_config, path)
+    tokenizer = read_tokenizer(path, progress, reads_generation_config=defaults.is_models)
     template = _chat_template(config, tokenizer)
-    eos_token_ids = frozenset() if tokenizer is None else tokenizer.eos_token_ids
+    eos_token_ids = defaults.joined_eos_ids(frozenset() if tokenizer is None else tokenizer.eos_token_ids)
     built = build_engine(config, path, eos_token_ids, progress, warm_up=warm_up)
     served = ServedModel(
         name=config.model,
@@ -55,12 +56,13 @@ def start_frontend(config: EngineConfig, progress: Progress, *, warm_up: bool, m
         eos_token_ids=eos_token_ids,
         tokenizer=tokenizer,
         chat_template=template,
+        sampling_defaults=defaults.sampling,
     )
     return Frontend(
         built.engine,
         served,
         max_open=max_open if max_open is not None else built.choices["max_num_seqs"].value + config.max_waiting,
-        choices=built.choices,
+        choices=built.choices | defaults.choices(eos_token_ids),
         programs=built.executor.programs,
         startup_seconds=built.seconds,
         is_warm=warm_up,
@@ -68,7 +70,7 @@ def start_frontend(config: EngineConfig, progress: Progress, *, warm_up: bool, m
     )
 
 
-def read_tokenizer(path: Path, progress: Progress) -> Tokenizer | None:
+def read_tokenizer(path: Path, progress: Progress, *, reads_generation_config: bool = True) -> Tokenizer | None:
     """The model's tokenizer, or None where it has none, which is said: token ids still work."""
     if is_gguf(path):
         with open_weights(path) as source:
@@ -81,7 +83,7 @@ def read_tokenizer(path: Path, progress: Progress) -> Tokenizer | None:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         progress.note(f"{folder.name} holds no tokenizer: send token ids, text needs one")
         return None
-    return load_tokenizer_from_folder(folder)
+    return load_tokenizer_from_folder(folder, reads_generation_config=reads_generation_config)
 
 
 def _chat_template(config: EngineConfig, tokenizer: Tokenizer | None) -> ChatTemplate | None:
@@ -126,7 +128,8 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """One result per prompt, in order. A prompt is text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...}
-        with an optional "cache_salt". use_tqdm: show a bar of finished requests on stderr."""
+        with an optional "cache_salt". sampling_params None: `get_default_sampling_params()`. use_tqdm: show a bar of
+        finished requests on stderr."""
         if not isinstance(prompts, str | dict | list | tuple):
             raise _not_a_prompt(prompts)
         many: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
@@ -162,7 +165,7 @@ class LLM:
         shows_bar: bool,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
-        params = sampling_params if sampling_params is not None else SamplingParams()
+        params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if wrong := [p for p in each if not isinstance(p, SamplingParams)]:
             raise InvalidRequest(f"sampling_params must be SamplingParams or a list of them, got {wrong[0]!r}")
@@ -205,6 +208,11 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer."""
         return self.frontend.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends, the fields' own defaults where it says nothing. For a
+        change: `dataclasses.replace(llm.get_default_sampling_params(), max_tokens=100)`."""
+        return SamplingParams(**self.frontend.sampling_defaults)  # type: ignore[arg-type]
 
     def get_metrics(self) -> EngineStats:
         """Counters since the start."""

@@ -78,6 +78,8 @@ def _described(description: ModelDescription | None) -> str:
 
 def _choice(choice: Mapping[str, Any]) -> str:
     value = choice["value"]
+    if isinstance(value, dict):
+        value = [f"{name} {each}" for name, each in value.items()] or ["none"]
     shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return f"{shown}: {choice['reason']}" if choice["reason"] else shown
 

@@ -2,5 +2,6 @@
 
 from jaxserve.frontend.frontend import EngineStats, Frontend, ServedModel
 from jaxserve.frontend.generation import Generation
+from jaxserve.frontend.generation_defaults import generation_defaults
 
-__all__ = ["EngineStats", "Frontend", "Generation", "ServedModel"]
+__all__ = ["EngineStats", "Frontend", "Generation", "ServedModel", "generation_defaults"]

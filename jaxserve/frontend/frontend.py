@@ -7,8 +7,8 @@ import atexit
 import itertools
 import queue
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.config import Choice
@@ -50,7 +50,8 @@ class EngineStats:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """What the frontend knows of the model it serves, besides the engine. version: what cached prefixes belong to."""
+    """What the frontend knows of the model it serves, besides the engine. version: what cached prefixes belong to.
+    sampling_defaults: what requests are sampled with where they name nothing."""
 
     name: str
     version: str
@@ -59,6 +60,7 @@ class ServedModel:
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
+    sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +101,7 @@ class Frontend:
         self.vocab_size = model.vocab_size
         self.tokenizer = model.tokenizer
         self.chat_template = model.chat_template
+        self.sampling_defaults = model.sampling_defaults
         self.programs = programs if programs is not None else []
         self.startup_seconds = startup_seconds
         self.failure: Exception | None = None

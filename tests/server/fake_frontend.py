@@ -131,6 +131,7 @@ class FakeFrontend:
     def __init__(self, faults: Faults | None = None) -> None:
         self.faults = faults or Faults()
         self.tokenizer: FakeTokenizer | None = FakeTokenizer()
+        self.sampling_defaults: dict[str, float | int] = {}
         self.is_ready = True
         self.failure: Exception | None = None
         self.submitted: list[FakeGeneration] = []
