@@ -1,5 +1,6 @@
 """From the user's choices to a running engine, and the record of every choice with its reason."""
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from jaxserve.engine.memory import spare_bytes
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.step import Program
 from jaxserve.engine.threads import settle_threads
-from jaxserve.kv_cache import KVCacheSpec
+from jaxserve.kv_cache import CacheSpec
 from jaxserve.layers.stack import stack_layers
 from jaxserve.scheduler import Scheduler
 from jaxserve.step_inputs import StepShape
@@ -67,7 +68,7 @@ def build_engine(
     free = _free_bytes(decisions, program, loaded, spec, decisions.shapes(num_seqs, num_tokens, wanted_len)[-1])
     budget, max_model_len = decisions.pages(spec, num_seqs, wanted_len, free)
     executor = DeviceExecutor(
-        program=program,
+        program=dataclasses.replace(program, config=loaded.model.for_context(loaded.config, max_model_len)),
         params=loaded.params,
         shapes=decisions.shapes(num_seqs, num_tokens, max_model_len),
         cache_spec=spec,
@@ -115,7 +116,7 @@ def use_compilation_cache(folder: Path | None) -> None:
 
 
 def _free_bytes(
-    decisions: Decisions, program: Program, loaded: LoadedModel, spec: KVCacheSpec, largest: StepShape
+    decisions: Decisions, program: Program, loaded: LoadedModel, spec: CacheSpec, largest: StepShape
 ) -> tuple[int, str]:
     """What the cache may take. On an accelerator the largest step is compiled once to learn its temporary bytes."""
     temp_bytes = 0

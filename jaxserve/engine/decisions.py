@@ -15,11 +15,11 @@ from jaxserve.engine.cpu_choice import (
     origins_line,
 )
 from jaxserve.engine.host_memory import keep_freed_memory
-from jaxserve.engine.loading import LoadedModel, Recipe, tiled_bytes
+from jaxserve.engine.loading import FormatsToMultiply, LoadedModel, Recipe, tiled_bytes
 from jaxserve.engine.memory import PageBudget, page_budget
 from jaxserve.engine.progress import Progress
 from jaxserve.errors import ConfigError
-from jaxserve.kv_cache import KVCacheSpec
+from jaxserve.kv_cache import CacheSpec, cache_spec
 from jaxserve.step_inputs import StepShape
 from pallas_kernels.kernels import Kernels, cpu_kernels, kernels_for
 
@@ -92,20 +92,18 @@ class Decisions:
         is_default = self.config.kernels == "auto" and self.is_cpu and default_cpu_kernels() == "cpu"
         return self.config.kernels == "cpu" or (is_default and self._suits_cpu_kernels)
 
-    def cpu_kernels(self, formats: set[str], head_size: int, progress: Progress) -> Kernels | None:
+    def cpu_kernels(self, formats: FormatsToMultiply, model: Any, progress: Progress) -> Kernels | None:
         """The CPU kernels for the formats that a model's file holds, tested; None where the default goes back to XLA,
         which is said."""
         named = self.config.kernels == "cpu"
-        if not named and not formats:
+        if not named and not formats.single:
             self._note("kernels", "xla", "the model has no packed weights in a format of the CPU kernels")
             return None
         folder = self.config.compilation_cache_dir or self.config.cache_dir
         level = None if self.config.cpu_level == "auto" else self.config.cpu_level
+        cache_dtype = "float32" if self.config.kv_cache_dtype == "auto" else self.config.kv_cache_dtype
         needs = KernelNeeds(
-            formats=frozenset(formats),
-            cache_dtype="float32" if self.config.kv_cache_dtype == "auto" else self.config.kv_cache_dtype,
-            page_size=self.config.page_size,
-            head_size=head_size,
+            formats=formats.single, expert_formats=formats.experts, cache=self._geometry(model, cache_dtype)
         )
         try:
             targets = available_cpu_kernels(needs, folder, level, progress)
@@ -118,7 +116,7 @@ class Decisions:
             self._note("kernels", "xla", "the CPU kernels cannot be had here")
             self._note("kernel_fallback", lack.lack, str(lack))
             return None
-        built = ", ".join(sorted(formats)) or "no format"
+        built = ", ".join(sorted(formats.single | formats.experts)) or "no format"
         reason = f"{built} ({origins_line(targets) or 'none'}); activations are rounded to 8 bits, as llama.cpp does"
         self._note("kernels", "cpu", reason)
         self._note("cpu_level", targets.level, "the best this CPU has" if level is None else "--cpu-level")
@@ -154,16 +152,16 @@ class Decisions:
             reason = f"expanded to {dtype} from {sum(loaded.file_bytes.values()):,} bytes ({in_file})"
         self._note("weights", f"{loaded.held_bytes:,} bytes", reason)
 
-    def cache_spec(self, model: Any) -> KVCacheSpec:
+    def cache_spec(self, model: Any) -> CacheSpec:
         """Geometry and type of the KV cache."""
         dtype, reason = self._cache_dtype()
-        return KVCacheSpec(
-            num_layers=model.num_layers,
-            num_kv_heads=model.num_kv_heads,
-            head_size=model.head_size,
-            page_size=self.config.page_size,
-            dtype=self._note("kv_cache_dtype", dtype, reason),
-        )
+        return self._geometry(model, self._note("kv_cache_dtype", dtype, reason))
+
+    def _geometry(self, model: Any, dtype: str) -> CacheSpec:
+        try:
+            return cache_spec(model, self.config.page_size, dtype)
+        except ValueError as error:
+            raise ConfigError(f"--kv-cache-dtype {dtype}: {error}") from error
 
     def _cache_dtype(self) -> tuple[str, str]:
         if self.config.kv_cache_dtype == "auto":
@@ -191,7 +189,7 @@ class Decisions:
         self._note("step_shapes", [str(shape) for shape in shapes], "every step is padded to one of these")
         return shapes
 
-    def pages(self, spec: KVCacheSpec, num_seqs: int, wanted_len: int, free: tuple[int, str]) -> tuple[PageBudget, int]:
+    def pages(self, spec: CacheSpec, num_seqs: int, wanted_len: int, free: tuple[int, str]) -> tuple[PageBudget, int]:
         """The pages, and max_model_len: what was asked for, or as far as the pages reach."""
         budget = page_budget(
             page_bytes=spec.page_bytes,

@@ -23,7 +23,7 @@ from jaxserve.engine.logits import SlotState
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.requests import EngineRequest, needs_slot_state
 from jaxserve.engine.step import Program, step_function
-from jaxserve.kv_cache import KVCacheSpec, empty_cache
+from jaxserve.kv_cache import CacheSpec, empty_cache
 from jaxserve.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from jaxserve.scheduler.request import Request
 from jaxserve.scheduler.step_plan import StepPlan
@@ -75,7 +75,7 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
-def step_temp_bytes(program: Program, params: Any, shape: StepShape, spec: KVCacheSpec) -> int:
+def step_temp_bytes(program: Program, params: Any, shape: StepShape, spec: CacheSpec) -> int:
     """Temporary bytes of one step shape, from its compilation on described arrays: nothing is allocated."""
     max_len = shape.max_pages * spec.page_size
     cache = jax.eval_shape(lambda: empty_cache(spec, shape.max_pages, program.kernels))
@@ -126,7 +126,7 @@ class DeviceExecutor:
         program: Program,
         params: Any,
         shapes: tuple[StepShape, ...],
-        cache_spec: KVCacheSpec,
+        cache_spec: CacheSpec,
         num_pages: int,
         num_slots: int,
         max_model_len: int,

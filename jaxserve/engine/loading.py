@@ -1,7 +1,7 @@
 """A model on disk -> family, config and parameters on the device, every tensor accounted for."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,15 +11,15 @@ import jax.numpy as jnp
 
 from checkpoints.errors import CheckpointError
 from checkpoints.load import WeightSource, is_gguf, open_weights
-from checkpoints.names import check_accounting
 from jaxserve.engine.host_memory import one_after_another
+from jaxserve.engine.parameters import ParameterFile
 from jaxserve.engine.progress import Progress
 from jaxserve.layers.linear import NEIGHBOURS
 from jaxserve.models.model import FileLayout, Model
 from jaxserve.models.registry import model_for_gguf, model_for_hf
 from jaxserve.quant.dense import Dense
-from jaxserve.quant.formats import FORMATS, weight_from_tensor
-from jaxserve.quant.quantized import Weight, take_rows
+from jaxserve.quant.formats import FORMATS
+from jaxserve.quant.quantized import Weight
 from jaxserve.quant.tiled import TiledWeight, can_tile, joined, tiled
 from sharding.spec import ArraySpec, map_specs, paths
 
@@ -61,21 +61,16 @@ def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
         model, config, layout = identify(source)
         specs = model.param_specs(config)
         wanted = paths(specs)
-        tensors = {parameter: layout.names.tensor_name(parameter) for parameter in wanted}
-        found = {name: source.info(name) for name in source.names()}
-        expected = {tensors[parameter]: spec.shape for parameter, spec in wanted.items()}
-        check_accounting(expected, found, tied=tied_names(layout, wanted), declared_absent=layout.ignored, source=path)
+        file = ParameterFile(source, layout, config, wanted)
         leaves: dict[str, object] = {}
         with progress.task("loading weights", len(wanted)) as advance:
             for parameter, spec in wanted.items():
-                order = layout.row_order(parameter, config)
-                leaf = _load(source, tensors[parameter], spec, order, _recipe_of(parameter, recipe))
-                added = layout.added_to_vectors(parameter)
-                leaves[parameter] = leaf + added if added else leaf
+                if spec.is_vector:
+                    leaves[parameter] = jnp.asarray(file.vector(parameter))
+                else:
+                    leaves[parameter] = _laid_out(file.matrix(parameter), _recipe_of(parameter, spec, recipe))
                 advance(1)
-        file_bytes: dict[str, int] = {}
-        for name in tensors.values():
-            file_bytes[found[name].format] = file_bytes.get(found[name].format, 0) + found[name].num_bytes
+        file_bytes = file.bytes_by_format
     params = map_specs(specs, leaves)
     assert isinstance(params, dict)
     if recipe.layout == "tiled":
@@ -100,18 +95,29 @@ def tiled_formats(loaded: LoadedModel) -> set[str]:
     return {weight.format_name for weight in _tiled_weights(loaded)}
 
 
-def cpu_kernel_needs(path: Path) -> tuple[set[str], int]:
-    """The formats that the layout "tiled" would find in a file, which is not read for it, and the head size."""
+@dataclass(frozen=True, kw_only=True)
+class FormatsToMultiply:
+    """The formats of a file's matrices that have a CPU kernel: of those every token meets, and of experts'."""
+
+    single: frozenset[str]
+    experts: frozenset[str]
+
+
+def cpu_kernel_needs(path: Path) -> tuple[FormatsToMultiply, Any]:
+    """The formats that the layout "tiled" would find in a file, which is not read for it, and the model's config."""
     with open_weights(path) as source:
         model, config, layout = identify(source)
         wanted = paths(model.param_specs(config))
-        matrices = {name: spec for name, spec in wanted.items() if len(spec.shape) == 2}
-        if "unembed" in wanted:
-            matrices.pop("embed", None)  # read row by row; tied, it is the output matrix too
-        names, present = {name: layout.names.tensor_name(name) for name in matrices}, source.names()
-        formats = {name: source.info(names[name]).format for name in matrices if names[name] in present}
-    known = {name: FORMATS[found] for name, found in formats.items() if found in FORMATS}
-    return {fmt.name for name, fmt in known.items() if can_tile(fmt.spec(*matrices[name].shape))}, config.head_size
+        file = ParameterFile(source, layout, config, wanted)
+        read_by_row = {"embed"} if "unembed" in wanted else set()  # tied, it is the output matrix too
+        found: dict[bool, set[str]] = {False: set(), True: set()}
+        for parameter, spec in wanted.items():
+            known = FORMATS.get(file.format_of(parameter))
+            if known is None or not _is_tiled(spec) or parameter in read_by_row:
+                continue
+            if can_tile(known.spec(*spec.shape[-2:])):
+                found["experts" in spec.axes].add(known.name)
+    return FormatsToMultiply(single=frozenset(found[False]), experts=frozenset(found[True])), config
 
 
 def logits_bytes(path: Path, num_rows: int) -> int:
@@ -132,11 +138,6 @@ def tiled_bytes(loaded: LoadedModel) -> int:
 def _tiled_weights(loaded: LoadedModel) -> list[TiledWeight]:
     nodes = jax.tree.leaves(loaded.params, is_leaf=lambda node: isinstance(node, TiledWeight))
     return [node for node in nodes if isinstance(node, TiledWeight)]
-
-
-def tied_names(layout: FileLayout, wanted: Mapping[str, ArraySpec]) -> tuple[str, ...]:
-    """Tensors that repeat another one: the output matrix of a model with tied embeddings."""
-    return () if "unembed" in wanted else (layout.names.tensor_name("unembed"),)
 
 
 def identify(source: WeightSource) -> tuple[Model, Any, FileLayout]:
@@ -173,19 +174,6 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _load(source: WeightSource, name: str, spec: ArraySpec, order: Any, recipe: Recipe) -> Any:
-    tensor = source.read(name)
-    weight = weight_from_tensor(tensor)
-    if len(spec.shape) == 1:
-        if not isinstance(weight, Dense):
-            raise CheckpointError(f"tensor {name!r} is a vector in a block format ({tensor.format})")
-        vector = jnp.asarray(weight.array, jnp.float32)
-        return vector if order is None else vector[order]
-    if order is not None:
-        weight = take_rows(weight, order)
-    return _laid_out(weight, recipe)
-
-
 def _joined_neighbours(params: Any) -> Any:
     """The tree with tiled weights of the same inputs joined, so that one call multiplies them all."""
     if isinstance(params, tuple):
@@ -198,8 +186,17 @@ def _joined_neighbours(params: Any) -> Any:
     return {name: _joined_neighbours(value) for name, value in params.items()}
 
 
-def _recipe_of(parameter: str, recipe: Recipe) -> Recipe:
-    return Recipe(layout="packed", dtype=recipe.dtype) if (recipe.layout, parameter) == ("tiled", "embed") else recipe
+def _is_tiled(spec: ArraySpec) -> bool:
+    """Whether the CPU kernels multiply with it: matrices, also experts', but not the heads' of MLA."""
+    leading = spec.axes[:-2]
+    return not spec.is_vector and leading in ((), ("experts",))
+
+
+def _recipe_of(parameter: str, spec: ArraySpec, recipe: Recipe) -> Recipe:
+    """What becomes of one parameter: of an embedding table single rows are read."""
+    if recipe.layout != "tiled" or (_is_tiled(spec) and parameter != "embed"):
+        return recipe
+    return Recipe(layout="packed" if parameter == "embed" else "expanded", dtype=recipe.dtype)
 
 
 def _laid_out(weight: Weight, recipe: Recipe) -> Weight:

@@ -13,11 +13,11 @@ from jaxtyping import Array, Float, Int32
 from jaxserve.engine.logits import SlotState
 from jaxserve.engine.logprobs import no_logprobs, token_logprobs, token_logprobs_if_wanted
 from jaxserve.engine.sampling import sample
+from jaxserve.kv_cache import Cache
 from jaxserve.models.model import Model
 from jaxserve.sampling_params import MAX_LOGPROBS
 from jaxserve.step_inputs import StepInputs, StepOutputs, StepShape, TokenLogprobs, unpack
 from pallas_kernels.kernels import Kernels
-from pallas_kernels.kv_pages import KVPages
 from pallas_kernels.ragged import RaggedLayout, positions_of_tokens
 
 PROMPT_LOGPROB_ROWS = 64  # prompt logits are made for so many tokens at a time: [64, V] instead of [T, V]
@@ -33,7 +33,7 @@ class Program:
     dtype: str
 
 
-StepFunction = Callable[[Any, KVPages, SlotState, Array], tuple[StepOutputs, KVPages, SlotState]]
+StepFunction = Callable[[Any, Cache, SlotState, Array], tuple[StepOutputs, Cache, SlotState]]
 
 
 def step_function(program: Program, shape: StepShape) -> StepFunction:
@@ -42,8 +42,8 @@ def step_function(program: Program, shape: StepShape) -> StepFunction:
 
 
 def _step(
-    program: Program, shape: StepShape, params: Any, cache: KVPages, state: SlotState, buffer: Int32[Array, "W"]
-) -> tuple[StepOutputs, KVPages, SlotState]:
+    program: Program, shape: StepShape, params: Any, cache: Cache, state: SlotState, buffer: Int32[Array, "W"]
+) -> tuple[StepOutputs, Cache, SlotState]:
     inputs = unpack(buffer, shape)
     token_ids, state = _known_tokens(inputs, state)
     hidden, cache = program.model.forward(
@@ -109,8 +109,8 @@ def _prompt_logprobs(
 
 
 def logits_of_tokens(
-    program: Program, params: Any, cache: KVPages, token_ids: Int32[Array, "T"], layout: RaggedLayout
-) -> tuple[Float[Array, "T V"], KVPages]:
+    program: Program, params: Any, cache: Cache, token_ids: Int32[Array, "T"], layout: RaggedLayout
+) -> tuple[Float[Array, "T V"], Cache]:
     """Logits at every token: the pure function under the engine, for notebooks and parity tests."""
     hidden, cache = program.model.forward(
         params, program.config, program.kernels, token_ids, layout, cache, dtype=program.dtype

@@ -4,7 +4,7 @@ A weight is a matrix stored [O, I], outputs by inputs, as in the files. It is a 
 on the device. `matmul` here is the definition; a kernel may compute the same faster.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -66,9 +66,20 @@ def matmul(x: Float[Array, "T I"], weight: Weight) -> Float32[Array, "T O"]:
     return quantized_matmul(x, weight)
 
 
-def take_rows[W](weight: W, rows: Integer[Array | np.ndarray, "R"]) -> W:
-    """The weight with only these rows, in this order, still packed. Stays on the host if its arrays are there."""
-    return jax.tree.map(lambda array: array[rows], weight)
+def take_rows[W: Weight](weight: W, rows: Integer[Array | np.ndarray, "R"]) -> W:
+    """The weight with only these outputs, in this order, still packed. Stays on the host if its arrays are there."""
+    leading = (slice(None),) * (len(weight.shape) - 2)
+    return jax.tree.map(lambda array: array[(*leading, rows)], weight)
+
+
+def stacked[W: Weight](weights: Sequence[W]) -> W:
+    """Weights of one format and shape as one, on a new leading axis; on the host."""
+    return jax.tree.map(lambda *arrays: np.stack(arrays), *weights)
+
+
+def with_leading_axes[W: Weight](weight: W, shape: tuple[int, ...]) -> W:
+    """A weight [A * B, I] as [A, B, I], still packed: its outputs in blocks of B."""
+    return jax.tree.map(lambda array: array.reshape(*shape[:-1], *array.shape[len(weight.shape) - 1 :]), weight)
 
 
 def embedding_rows(weight: Weight, ids: Integer[Array, "T"]) -> Float32[Array, "T I"]:

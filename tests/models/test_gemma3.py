@@ -111,7 +111,7 @@ def test_every_form_of_the_configuration_is_the_same_model():
         ({"hidden_activation": "silu"}, UnsupportedCheckpoint, "hidden_activation 'silu'; this version computes"),
         ({"use_bidirectional_attention": True}, UnsupportedCheckpoint, "use_bidirectional_attention True"),
         ({"attention_bias": True}, UnsupportedCheckpoint, "attention_bias True"),
-        ({"rope_scaling": {"rope_type": "dynamic"}}, UnsupportedCheckpoint, "rope type 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "other"}}, UnsupportedCheckpoint, "rope type 'other'"),
         ({"layer_types": ["full_attention"]}, UnsupportedCheckpoint, "layer_types has 1 entries for 3 layers"),
         ({"hidden_size": None}, CheckpointError, "field 'hidden_size' is missing"),
         ({"num_hidden_layers": "3"}, CheckpointError, "a value no gemma3 has"),

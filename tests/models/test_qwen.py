@@ -46,7 +46,10 @@ def test_gguf_with_biases_on_three_of_four(tmp_path):
     assert_parity(folder, written_as_gguf(folder, tmp_path / "model.gguf", MODEL, metadata))
 
 
-def test_a_sliding_window_is_refused():
+def test_the_layers_from_max_window_layers_on_have_a_window():
     hf = json.loads((FIXTURES / "models" / "qwen2_bias" / "config.json").read_text())
-    with pytest.raises(UnsupportedCheckpoint, match="use_sliding_window is true"):
-        config_from_hf({**hf, "use_sliding_window": True})
+    config = config_from_hf({**hf, "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1})
+    assert config.windows == (None, 32)
+    assert config_from_hf(hf).windows == ()
+    with pytest.raises(UnsupportedCheckpoint, match="layer_types has 1 entries for 2 layers"):
+        config_from_hf({**hf, "use_sliding_window": True, "layer_types": ["full_attention"]})

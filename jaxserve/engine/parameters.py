@@ -1,0 +1,96 @@
+"""One parameter of a model from the tensors that hold it in a file: found, accounted for, read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from checkpoints.errors import CheckpointError
+from checkpoints.load import WeightSource
+from checkpoints.names import check_accounting
+from jaxserve.models.model import FileLayout, Stored
+from jaxserve.quant.dense import Dense
+from jaxserve.quant.formats import weight_from_tensor
+from jaxserve.quant.quantized import Weight, stacked, take_rows, with_leading_axes
+from sharding.spec import ArraySpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where one parameter lies: its tensors (several are stacked), the shape of each, and what is ours of them."""
+
+    spec: ArraySpec
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    stored: Stored
+
+
+class ParameterFile:
+    """The parameters of a model in an open file, by our paths.
+
+    Raises CheckpointError, once for all tensors that are missing, left over or misshapen.
+    """
+
+    def __init__(self, source: WeightSource, layout: FileLayout, config: Any, wanted: Mapping[str, ArraySpec]) -> None:
+        self._source = source
+        self._places = {parameter: _place(parameter, spec, layout, config) for parameter, spec in wanted.items()}
+        found = {name: source.info(name) for name in source.names()}
+        expected = {name: place.shape for place in self._places.values() for name in place.names}
+        tied = () if "unembed" in wanted else (layout.names.tensor_name("unembed"),)
+        check_accounting(expected, found, tied=tied, declared_absent=layout.ignored, source=source.path)
+        self.bytes_by_format: dict[str, int] = {}
+        for name in expected:
+            info = found[name]
+            self.bytes_by_format[info.format] = self.bytes_by_format.get(info.format, 0) + info.num_bytes
+
+    def vector(self, parameter: str) -> np.ndarray:
+        """A parameter that is a vector, or one for each expert, in float32 on the host."""
+        place = self._places[parameter]
+        parts = [np.asarray(self._dense(name).array, np.float32) for name in place.names]
+        values = parts[0] if len(parts) == 1 else np.stack(parts)
+        if place.stored.rows is not None:
+            values = values[..., place.stored.rows]
+        return values.reshape(place.spec.shape) + np.float32(place.stored.added)
+
+    def matrix(self, parameter: str) -> Weight:
+        """A parameter that is a matrix, or several, on the host: packed as in the file where that is possible."""
+        place, stored = self._places[parameter], self._places[parameter].stored
+        parts = [weight_from_tensor(self._source.read(name)) for name in place.names]
+        weight = parts[0] if len(parts) == 1 and place.shape == parts[0].shape else stacked(parts)
+        if stored.rows is not None:
+            weight = take_rows(weight, stored.rows)
+        shape = place.spec.shape
+        if stored.columns is not None or stored.is_transposed:
+            array = _array(weight)
+            array = array if stored.columns is None else array[..., stored.columns]
+            inner = (*shape[:-2], shape[-1], shape[-2]) if stored.is_transposed else shape
+            array = array.reshape(inner)
+            return Dense(array=array.swapaxes(-1, -2) if stored.is_transposed else array)
+        return weight if weight.shape == shape else with_leading_axes(weight, shape)
+
+    def format_of(self, parameter: str) -> str:
+        """The format the file keeps a parameter in."""
+        return self._source.info(self._places[parameter].names[0]).format
+
+    def _dense(self, name: str) -> Dense:
+        weight = weight_from_tensor(self._source.read(name))
+        if isinstance(weight, Dense):
+            return weight
+        raise CheckpointError(f"tensor {name!r} is a vector in a block format ({weight.format})")
+
+
+def _place(parameter: str, spec: ArraySpec, layout: FileLayout, config: Any) -> _Place:
+    stored = layout.stored(parameter, config)
+    names = tuple(layout.names.tensor_names(parameter, spec.shape[0]))
+    shape = stored.shape
+    if shape is None:
+        shape = spec.shape if names == (layout.names.tensor_name(parameter),) else spec.shape[1:]
+        shape = (*shape[:-2], shape[-1], shape[-2]) if stored.is_transposed else shape
+    return _Place(spec=spec, names=names, shape=shape, stored=stored)
+
+
+def _array(weight: Weight) -> np.ndarray:
+    """The matrix written out; in its own type if it is a plain one."""
+    return np.asarray(weight.array if isinstance(weight, Dense) else jax.device_get(weight.decode()))
