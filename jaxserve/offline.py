@@ -16,9 +16,10 @@ from checkpoints.load import is_gguf, open_weights
 from jaxserve.config import EngineConfig
 from jaxserve.engine.build import build_engine
 from jaxserve.engine.progress import Notes, Progress, Silent
-from jaxserve.errors import ConfigError, DownloadError, InvalidRequest, ModelNotFound, ShuttingDown
+from jaxserve.errors import ConfigError, DownloadError, InvalidRequest, JaxserveError, ModelNotFound, ShuttingDown
 from jaxserve.frontend import EngineStats, Frontend, Generation, ServedModel, generation_defaults
-from jaxserve.outputs import CompletionOutput, RequestOutput, TextDelta
+from jaxserve.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, TextDelta
+from jaxserve.pooling_params import Pooling, PoolingParams
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.tokens import ChatTemplate, Tokenizer, load_tokenizer_from_folder, load_tokenizer_from_gguf
 
@@ -57,6 +58,7 @@ def start_frontend(config: EngineConfig, progress: Progress, *, warm_up: bool, m
         tokenizer=tokenizer,
         chat_template=template,
         sampling_defaults=defaults.sampling,
+        embedding_size=built.loaded.config.hidden_size,
     )
     return Frontend(
         built.engine,
@@ -130,11 +132,7 @@ class LLM:
         """One result per prompt, in order. A prompt is text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...}
         with an optional "cache_salt". sampling_params None: `get_default_sampling_params()`. use_tqdm: show a bar of
         finished requests on stderr."""
-        if not isinstance(prompts, str | dict | list | tuple):
-            raise _not_a_prompt(prompts)
-        many: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
-        read = [self._read_prompt(prompt) for prompt in many]
-        return self._run(read, sampling_params, use_tqdm, priority)
+        return self._run(self._read_prompts(prompts), sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -157,6 +155,31 @@ class LLM:
             options["tools"] = tools
         read = [_Read(self.frontend.encode_chat(list(each), **options), None, None) for each in conversations]  # type: ignore[arg-type]
         return self._run(read, sampling_params, use_tqdm, None)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        use_tqdm: bool = False,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector per prompt, in order, from the hidden states behind the model's last norm. Prompts are those of
+        `generate`; the rest is explained at `PoolingParams`. They share steps with whatever else runs."""
+        params = PoolingParams(pooling=pooling, normalize=normalize, dimensions=dimensions)
+        params.check(self.frontend.embedding_size)
+        generations: list[Generation] = []
+        try:
+            for prompt in self._read_prompts(prompts):
+                salt = prompt.cache_salt
+                generations.append(self.frontend.submit_embedding(prompt.token_ids, pooling, cache_salt=salt))
+            with _bar(use_tqdm) as bar:
+                return [_collect_embedding(each, params) for each in bar.track(generations, description="requests")]
+        except BaseException:
+            for generation in generations:
+                generation.abort()
+            raise
 
     def _run(
         self,
@@ -188,6 +211,12 @@ class LLM:
             for generation in generations:
                 generation.abort()
             raise
+
+    def _read_prompts(self, prompts: Prompt | Sequence[Prompt]) -> list["_Read"]:
+        if not isinstance(prompts, str | dict | list | tuple):
+            raise _not_a_prompt(prompts)
+        many: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
+        return [self._read_prompt(prompt) for prompt in many]
 
     def _read_prompt(self, prompt: Prompt) -> "_Read":
         if isinstance(prompt, str):
@@ -281,6 +310,20 @@ def collect(generation: Generation, prompt: str | None) -> RequestOutput:
         prompt_logprobs=generation.prompt_logprobs,
         outputs=outputs,
         num_cached_tokens=generation.num_cached_tokens,
+    )
+
+
+def _collect_embedding(generation: Generation, params: PoolingParams) -> EmbeddingRequestOutput:
+    """Waits for an embedding request. Raises ShuttingDown, or JaxserveError where the model computed NaN."""
+    [reason] = [delta.finish_reason for delta in generation]
+    if reason == "abort":
+        raise ShuttingDown("the LLM was closed while it embedded; vectors are missing")
+    if generation.pooled is None:
+        raise JaxserveError("a prompt has no embedding: the model computed no finite values for it")
+    return EmbeddingRequestOutput(
+        request_id=generation.request_id,
+        outputs=EmbeddingOutput(embedding=params.embedding(generation.pooled)),
+        prompt_token_ids=generation.prompt_token_ids,
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxserve.engine.pooling import PooledPrompt
 from jaxserve.outputs import FinishReason
 from jaxserve.sampling_params import SamplingParams
 
@@ -24,16 +25,19 @@ class TopTokens:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineRequest:
-    """The scheduler's payload. prompt_logprobs: one entry per prompt position once computed, None when not wanted."""
+    """The scheduler's payload. prompt_logprobs: one entry per prompt position once computed, None when not wanted.
+    pooled: for requests of an embedding only."""
 
     params: SamplingParams
     seed: int
     prompt_logprobs: list[TopTokens | None] | None = None
+    pooled: PooledPrompt | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # not frozen: one per running request and step, and that costs 4x
 class EngineEvent:
-    """What one step did for one request. logprobs: parallel to token_ids, None when not wanted."""
+    """What one step did for one request. logprobs: parallel to token_ids, None when not wanted. pooled: the vector of
+    an embedding request, which ends with it and has no tokens."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -42,6 +46,7 @@ class EngineEvent:
     stop_reason: int | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: list[TopTokens | None] | None = field(default=None, repr=False)
+    pooled: list[float] | None = field(default=None, repr=False)
 
 
 def needs_slot_state(params: SamplingParams) -> bool:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int32
 
 from jaxserve.engine.logits import SlotState
 from jaxserve.engine.logprobs import no_logprobs, token_logprobs, token_logprobs_if_wanted
+from jaxserve.engine.pooling import pooled_states
 from jaxserve.engine.sampling import sample
 from jaxserve.kv_cache import Cache
 from jaxserve.models.model import Model
@@ -57,6 +58,7 @@ def _step(
         token_ids=drawn,
         logprobs=token_logprobs_if_wanted(logits, drawn, inputs.sampling.wants_logprobs, MAX_LOGPROBS),
         prompt_logprobs=_prompt_logprobs(unembed, hidden, inputs),
+        pooled=pooled_states(hidden, inputs.layout, inputs.pooling),
     )
     return outputs, cache, _remember(state, inputs, drawn)
 
