@@ -278,7 +278,8 @@ def wanted_outputs(plan: StepPlan) -> tuple[bool, bool, bool]:
         payload = request.payload
         assert isinstance(payload, EngineRequest)
         wants = wants or payload.params.logprobs is not None
-        wants_pooled = wants_pooled or payload.pooled is not None
+        if payload.pooled is not None:
+            wants_pooled = True
         if payload.prompt_logprobs is not None:  # once decoding there is nothing left to bring over
             wants_prompt = wants_prompt or start < len(request.prompt_token_ids)
     return wants, wants_prompt, wants_pooled

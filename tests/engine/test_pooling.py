@@ -53,7 +53,7 @@ def test_nothing_is_computed_where_nobody_asks():
 
 
 def test_a_prompt_that_starts_anew_forgets_what_it_had():
-    for pooling, want in (("mean", [3.0]), ("last", [4.0])):
+    for pooling, want in zip(POOLINGS, ([3.0], [4.0]), strict=True):
         prompt = PooledPrompt(pooling=pooling)
         prompt.add(np.asarray([100.0], np.float32), 0, 2)
         prompt.add(np.asarray([8.0], np.float32), 0, 3)
@@ -131,7 +131,9 @@ def test_embeddings_and_generations_share_steps_and_leave_each_other_alone(tiny)
     vocab = tiny.loaded.config.vocab_size
     sampled = SamplingParams(temperature=0.9, seed=7, max_tokens=12, ignore_eos=True, repetition_penalty=1.2)
     generations = {f"g{i}": (random_prompt(9 + 17 * i, vocab, 30 + i), (GREEDY, sampled)[i % 2]) for i in range(4)}
-    inputs = {f"e{i}": (random_prompt(1 + 23 * i, vocab, 50 + i), POOLINGS[i % 2]) for i in range(6)}
+    inputs: dict[str, tuple[list[int], Pooling]] = {
+        f"e{i}": (random_prompt(1 + 23 * i, vocab, 50 + i), POOLINGS[i % 2]) for i in range(6)
+    }
     want = {name: alone(tiny, prompt, params).token_ids for name, (prompt, params) in generations.items()}
     engine = engine_over(tiny)
     found: dict[str, list[float]] = {}
@@ -161,7 +163,9 @@ def test_embeddings_and_generations_share_steps_and_leave_each_other_alone(tiny)
 def test_a_preempted_prompt_is_pooled_anew(tiny):
     """Pages for two of four sequences. Prompts in many chunks are preempted in their middle."""
     vocab = tiny.loaded.config.vocab_size
-    inputs = {str(i): (random_prompt(90 + i, vocab, 70 + i), POOLINGS[i % 2]) for i in range(3)}
+    inputs: dict[str, tuple[list[int], Pooling]] = {
+        str(i): (random_prompt(90 + i, vocab, 70 + i), POOLINGS[i % 2]) for i in range(3)
+    }
     engine = engine_over(tiny, num_pages=9, enable_prefix_caching=False, max_prefill_chunk=8)
     decoding = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     add(engine, "old", random_prompt(20, vocab, 9), decoding)

@@ -215,7 +215,7 @@ class FakeFrontend:
         if self.faults.overloaded or len(self.submitted) == self.faults.refuse_after:
             raise Overloaded("the waiting queue is full", retry_after_seconds=7)
         if len(prompt_token_ids) >= self.max_model_len:
-            raise PromptTooLong(f"prompt has {len(prompt_token_ids)} tokens; accepts {self.max_model_len}")
+            raise PromptTooLong(f"prompt has {len(prompt_token_ids)} tokens, not below 2048", param="prompt")
 
     def stats(self) -> FakeStats:
         return FakeStats()
