@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from jaxserve.engine.executor import Executor, InFlight, StepResult, row_of
 from jaxserve.engine.pooling import PooledPrompt
-from jaxserve.engine.requests import EngineEvent, EngineRequest, TopTokens, fresh_seed, sample_seed, top_tokens
+from jaxserve.engine.requests import (
+    EmbeddingEvent,
+    EngineEvent,
+    EngineRequest,
+    TopTokens,
+    fresh_seed,
+    sample_seed,
+    top_tokens,
+)
 from jaxserve.pooling_params import Pooling
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import Request, Scheduler, StepPlan, TokenEvent
@@ -101,12 +109,23 @@ class Engine:
         self.num_steps += 1
         if result.prompt_logprobs is not None:
             _keep_prompt_logprobs(plan, result)
-        if result.pooled is not None:
-            _keep_pooled(plan, result)
         told = []
         for event in events:
+            self.num_generated_tokens += len(event.token_ids)
             told.append(self._event(plan, result, event))
-            self.num_generated_tokens += len(told[-1].token_ids)
+        return told if result.pooled is None else self._with_embeddings(plan, result, events, told)
+
+    def _with_embeddings(
+        self, plan: StepPlan, result: StepResult, events: Sequence[TokenEvent], told: list[EngineEvent]
+    ) -> list[EngineEvent]:
+        """The events of a step in which prompts were pooled: those of embedding requests carry vectors, no tokens."""
+        _keep_pooled(plan, result)
+        for index, event in enumerate(events):
+            payload = event.request.payload
+            assert isinstance(payload, EngineRequest)
+            if payload.pooled is not None:
+                self.num_generated_tokens -= len(event.token_ids)
+                told[index] = _embedding_event(told[index], payload.pooled)
         return told
 
     def _event(self, plan: StepPlan, result: StepResult, event: TokenEvent) -> EngineEvent:
@@ -115,8 +134,6 @@ class Engine:
         if event.token_ids[-1] < 0:  # NaN logits: nothing could be drawn
             self.scheduler.abort(request.request_id)
             return EngineEvent(request_id=request.request_id, token_ids=(), finish_reason="error")
-        if payload.pooled is not None:
-            return _embedding_event(request.request_id, payload.pooled)
         is_first = len(request.token_ids) - len(event.token_ids) == len(request.prompt_token_ids)
         return EngineEvent(
             request_id=request.request_id,
@@ -134,12 +151,12 @@ class Engine:
         self.executor.close()
 
 
-def _embedding_event(request_id: str, prompt: PooledPrompt) -> EngineEvent:
+def _embedding_event(end: EngineEvent, prompt: PooledPrompt) -> EngineEvent:
     """The end of an embedding request: its vector, or an error where that is not finite."""
     pooled = prompt.vector()
-    if not all(map(math.isfinite, pooled)):
-        return EngineEvent(request_id=request_id, token_ids=(), finish_reason="error")
-    return EngineEvent(request_id=request_id, token_ids=(), finish_reason="stop", pooled=pooled)
+    if end.finish_reason == "error" or not all(map(math.isfinite, pooled)):
+        return EngineEvent(request_id=end.request_id, token_ids=(), finish_reason="error")
+    return EmbeddingEvent(request_id=end.request_id, token_ids=(), finish_reason="stop", pooled=pooled)
 
 
 def _logprobs(plan: StepPlan, result: StepResult, event: TokenEvent, count: int | None) -> tuple[TopTokens, ...] | None:

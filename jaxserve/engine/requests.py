@@ -36,8 +36,7 @@ class EngineRequest:
 
 @dataclass(slots=True, kw_only=True, eq=False)  # not frozen: one per running request and step, and that costs 4x
 class EngineEvent:
-    """What one step did for one request. logprobs: parallel to token_ids, None when not wanted. pooled: the vector of
-    an embedding request, which ends with it and has no tokens."""
+    """What one step did for one request. logprobs: parallel to token_ids, None when not wanted."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -46,7 +45,13 @@ class EngineEvent:
     stop_reason: int | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: list[TopTokens | None] | None = field(default=None, repr=False)
-    pooled: list[float] | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class EmbeddingEvent(EngineEvent):
+    """The one event of an embedding request, which ends it: no tokens, and the pooled hidden states of its prompt."""
+
+    pooled: list[float] = field(repr=False)
 
 
 def needs_slot_state(params: SamplingParams) -> bool:

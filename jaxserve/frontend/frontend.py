@@ -16,7 +16,7 @@ from jaxserve.engine.compile_watch import CompileWatch
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import ProgramReport
 from jaxserve.engine.progress import Progress
-from jaxserve.engine.requests import EngineEvent
+from jaxserve.engine.requests import EmbeddingEvent, EngineEvent
 from jaxserve.errors import EngineDied, InvalidRequest, Overloaded, PromptTooLong, ShuttingDown
 from jaxserve.frontend.choice_text import ChoiceText, logprob_entry
 from jaxserve.frontend.facts import EngineStats, ServedModel
@@ -342,12 +342,13 @@ class Frontend:
             if choice is None:
                 continue
             delta = choice.text.delta(event)
-            if delta.finish_reason is not None and event.finish_reason is None:  # a stop string, seen in the text only
-                self.engine.abort(event.request_id)
+            if delta.finish_reason is not None:
+                if event.finish_reason is None:  # a stop string, seen in the text only
+                    self.engine.abort(event.request_id)
+                elif isinstance(event, EmbeddingEvent):
+                    choice.generation.pooled = event.pooled
             if event.num_cached_tokens:
                 choice.generation.num_cached_tokens = event.num_cached_tokens
-            if event.pooled is not None:
-                choice.generation.pooled = event.pooled
             if event.prompt_logprobs is not None:
                 choice.generation.prompt_logprobs = [
                     None if top is None else logprob_entry(top, self.tokenizer) for top in event.prompt_logprobs

@@ -6,6 +6,7 @@ import pytest
 from engines import add, alone, engine_over, finish, random_prompt
 
 from jaxserve.engine.pooling import POOLS_LAST, POOLS_NOTHING, POOLS_SUM, PooledPrompt, pooled_states
+from jaxserve.engine.requests import EmbeddingEvent
 from jaxserve.kv_cache import cache_spec, empty_cache
 from jaxserve.pooling_params import Pooling
 from jaxserve.sampling_params import SamplingParams
@@ -93,7 +94,7 @@ def vectors(engine) -> dict[str, list[float]]:
     found = {}
     while engine.has_work:
         for event in engine.step():
-            if event.pooled is not None:
+            if isinstance(event, EmbeddingEvent):
                 assert (event.token_ids, event.finish_reason) == ((), "stop")
                 found[event.request_id] = event.pooled
         engine.scheduler.check_invariants()
@@ -142,7 +143,7 @@ def test_embeddings_and_generations_share_steps_and_leave_each_other_alone(tiny)
     def step() -> None:
         for event in engine.step():
             tokens.get(event.request_id, []).extend(event.token_ids)
-            if event.pooled is not None:
+            if isinstance(event, EmbeddingEvent):
                 found[event.request_id] = event.pooled
 
     for (name, (prompt, params)), (other, (text, pooling)) in zip(generations.items(), inputs.items(), strict=False):
