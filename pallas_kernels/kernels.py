@@ -28,7 +28,11 @@ KernelName = Literal["auto", "reference", "xla", "cpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """One field per op. A named choice never falls back: an op that cannot serve a shape raises with the reason."""
+    """One field per op. A named choice never falls back: an op that cannot serve a shape raises with the reason.
+
+    spread_over: mesh axes over which the program runs that calls the ops, each device with its part of the weights
+    (under shard_map); empty on one device.
+    """
 
     name: str
     new_pages: Callable[..., KVPages]
@@ -40,6 +44,7 @@ class Kernels:
     new_latent_pages: Callable[..., LatentPages]
     write_latent: Callable[..., LatentPages]
     mla_attention: Callable[..., Array]
+    spread_over: tuple[str, ...] = ()
 
 
 REFERENCE = Kernels(

@@ -23,7 +23,7 @@ class ArraySpec:
     @property
     def is_vector(self) -> bool:
         """Whether it is a vector, or one for each expert (biases, a router): kept in float32 whatever the file has."""
-        return len(self.axes) - self.axes.count("experts") <= 1
+        return len([axis for axis in self.axes if axis not in ("experts", "choices")]) <= 1
 
 
 def paths(tree: object, prefix: str = "") -> dict[str, ArraySpec]:

@@ -14,6 +14,7 @@ from jaxserve.engine.logits import SlotState
 from jaxserve.engine.logprobs import no_logprobs, token_logprobs, token_logprobs_if_wanted
 from jaxserve.engine.pooling import pooled_states
 from jaxserve.engine.sampling import sample
+from jaxserve.engine.spread import Spread
 from jaxserve.kv_cache import Cache
 from jaxserve.models.model import Model
 from jaxserve.sampling_params import MAX_LOGPROBS
@@ -26,12 +27,27 @@ PROMPT_LOGPROB_ROWS = 64  # prompt logits are made for so many tokens at a time:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What the step is compiled from besides its shape."""
+    """What the step is compiled from besides its shape. spread: over which devices, one where it is None."""
 
     model: Model
     config: Any
     kernels: Kernels
     dtype: str
+    spread: Spread | None = None
+
+    def forward(
+        self, params: Any, token_ids: Int32[Array, "T"], layout: RaggedLayout, cache: Cache
+    ) -> tuple[Float[Array, "T D"], Cache]:
+        """Hidden states after the last norm, and the cache with this step's tokens."""
+        if self.spread is not None:
+            return self.spread.forward(self.model, self.kernels, self.dtype, params, token_ids, layout, cache)
+        return self.model.forward(params, self.config, self.kernels, token_ids, layout, cache, dtype=self.dtype)
+
+    def unembed(self, params: Any, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
+        """Logits of hidden states."""
+        if self.spread is not None:
+            return self.spread.unembed(self.model, self.kernels, params, hidden)
+        return self.model.unembed(params, self.config, self.kernels, hidden)
 
 
 StepFunction = Callable[[Any, Cache, SlotState, Array], tuple[StepOutputs, Cache, SlotState]]
@@ -47,10 +63,8 @@ def _step(
 ) -> tuple[StepOutputs, Cache, SlotState]:
     inputs = unpack(buffer, shape)
     token_ids, state = _known_tokens(inputs, state)
-    hidden, cache = program.model.forward(
-        params, program.config, program.kernels, token_ids, inputs.layout, cache, dtype=program.dtype
-    )
-    unembed = partial(program.model.unembed, params, program.config, program.kernels)
+    hidden, cache = program.forward(params, token_ids, inputs.layout, cache)
+    unembed = partial(program.unembed, params)
     last = jnp.clip(inputs.layout.query_starts[1:] - 1, 0, shape.num_tokens - 1)
     logits = unembed(hidden[last])
     drawn = sample(logits, inputs.sampling, state)
@@ -114,7 +128,5 @@ def logits_of_tokens(
     program: Program, params: Any, cache: Cache, token_ids: Int32[Array, "T"], layout: RaggedLayout
 ) -> tuple[Float[Array, "T V"], Cache]:
     """Logits at every token: the pure function under the engine, for notebooks and parity tests."""
-    hidden, cache = program.model.forward(
-        params, program.config, program.kernels, token_ids, layout, cache, dtype=program.dtype
-    )
-    return program.model.unembed(params, program.config, program.kernels, hidden), cache
+    hidden, cache = program.forward(params, token_ids, layout, cache)
+    return program.unembed(params, hidden), cache

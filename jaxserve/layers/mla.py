@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxserve.layers.linear import linear
+from jaxserve.layers.linear import gathered, linear
 from jaxserve.layers.norm import RmsNorm, rms_norm
 from jaxserve.quant.quantized import Weight
 from pallas_kernels.kernels import Kernels
@@ -65,7 +65,7 @@ def latent_attention(
     queries = jnp.concatenate([absorbed, rotate(q[..., sizes.nope_size :], angles)], axis=-1)
     out = kernels.mla_attention(queries, cache, layer, layout, scale=scale, latent_size=C).astype(x.dtype)
     values = _of_each_head("tnc,nvc->tnv", out, weights["v_up"])
-    return linear(kernels, values.reshape(x.shape[0], -1), weights["o"], residual=residual), cache
+    return gathered(kernels, values.reshape(x.shape[0], -1), weights["o"], residual=residual), cache
 
 
 def _of_each_head(equation: str, x: Float[Array, "T N X"], weight: Weight) -> Float[Array, "T N Y"]:

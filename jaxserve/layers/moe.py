@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from jaxserve.layers.mlp import gated_mlp
+from jaxserve.layers.spread import place, total
 from pallas_kernels.kernels import Kernels
 from pallas_kernels.quantized_matmul.around import Activation, GatedUnit
 
@@ -102,11 +103,17 @@ def _experts(
     shares: Float32[Array, "T X"],
     activation: ExpertActivation,
 ) -> Float[Array, "T D"]:
-    """Rows of tokens sorted by expert, both products, and the rows put back and summed in the order of choice."""
+    """Rows of tokens sorted by expert, both products, and the rows put back and summed in the order of choice.
+
+    Spread over devices, each multiplies the rows of its own experts, with its own part of their width.
+    """
     num_experts = weights["down"].shape[0]
     chosen = experts.reshape(-1)
+    if "expert" in kernels.spread_over:  # experts elsewhere get the last number of all, and rows that count for nothing
+        here = chosen - place(kernels, "expert") * num_experts
+        chosen = jnp.where((here >= 0) & (here < num_experts), here, num_experts)
     order = jnp.argsort(chosen, stable=True)
-    sizes = jnp.zeros(num_experts, jnp.int32).at[chosen].add(1)
+    sizes = jnp.zeros(num_experts, jnp.int32).at[chosen].add(1, mode="drop")
     owners = chosen[order]
     rows = h[order // experts.shape[1]]
     gate_up = _gate_and_up(kernels, rows, weights, sizes, owners).astype(h.dtype)
@@ -114,13 +121,15 @@ def _experts(
         out = kernels.grouped_matmul(_clamped_swiglu(gate_up), weights["down"], sizes)
     else:
         out = kernels.grouped_matmul(gate_up, weights["down"], sizes, before=GatedUnit(activation=activation))
-    if "down_bias" in weights:
-        out = out + weights["down_bias"][owners]
+    if "down_bias" in weights:  # added by one of the devices that share an expert
+        out = out + jnp.where(place(kernels, "tensor") == 0, weights["down_bias"][owners], 0)
+    if "expert" in kernels.spread_over:
+        out = jnp.where((owners < num_experts)[:, None], out, 0)
     out = out[jnp.argsort(order)].reshape(*experts.shape, -1)
-    total = out[:, 0] * shares[:, 0, None]
+    summed = out[:, 0] * shares[:, 0, None]
     for n in range(1, experts.shape[1]):
-        total = total + out[:, n] * shares[:, n, None]
-    return total.astype(h.dtype)
+        summed = summed + out[:, n] * shares[:, n, None]
+    return total(kernels, summed, "tensor", "expert").astype(h.dtype)
 
 
 def _gate_and_up(

@@ -175,11 +175,11 @@ def _moe_specs(D: int, moe: MoeConfig) -> dict[str, Any]:
         name: ArraySpec(shape=(E, *spec.shape), axes=("experts", *spec.axes))
         for name, spec in _mlp_specs(D, moe.expert_size, has_bias=moe.has_biases).items()
     }
-    specs: dict[str, Any] = {"router": _matrix(E, D, "experts", "model"), "experts": experts}
+    specs: dict[str, Any] = {"router": _matrix(E, D, "choices", "model"), "experts": experts}
     if moe.has_biases:
-        specs["router_bias"] = _vector(E, "experts")
+        specs["router_bias"] = _vector(E, "choices")
     if moe.has_correction:
-        specs["correction"] = _vector(E, "experts")
+        specs["correction"] = _vector(E, "choices")
     if moe.shared_size:
         specs["shared"] = _mlp_specs(D, moe.shared_size)
     if moe.has_shared_gate:
@@ -208,7 +208,7 @@ def forward(
         )
         for window, has_experts in dict.fromkeys(kinds)
     }
-    x = embed(token_ids, params["embed"], dtype)
+    x = embed(kernels, token_ids, params["embed"], dtype)
     if config.embedding_multiplier != 1:
         x = x * jnp.asarray(config.embedding_multiplier, dtype)
     x, cache = run_layers(params["layers"], (x, cache), [bodies[kind] for kind in kinds])
@@ -244,6 +244,7 @@ def _attention_part(config: DecoderConfig, kernels: Kernels, layout: RaggedLayou
         "scale": config.attention_scale,
         "window": window,
         "qk_norm_eps": config.norm_eps,
+        "norms_whole": config.qk_norm == "projection",
     }
 
     def attend(

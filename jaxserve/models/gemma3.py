@@ -209,7 +209,7 @@ def forward(
 ) -> tuple[Float[Array, "T D"], KVPages]:
     """Hidden states after the last norm, and the cache with this step's keys and values."""
     bodies = {kind: _layer(kind, config, kernels, layout, token_ids.shape[0]) for kind in set(config.layer_kinds)}
-    x = embed(token_ids, params["embed"], dtype)
+    x = embed(kernels, token_ids, params["embed"], dtype)
     x = x * jnp.asarray(math.sqrt(config.hidden_size), dtype)  # rounded to the activations' dtype, as in training
     x, cache = run_layers(params["layers"], (x, cache), [bodies[kind] for kind in config.layer_kinds])
     return rms_norm(x, params["norm"], config.norm_eps), cache

@@ -10,7 +10,7 @@ import numpy as np
 from checkpoints.errors import UnsupportedCheckpoint
 from checkpoints.load import WeightSource
 from jaxserve.layers.moe import Routing
-from jaxserve.layers.rope import Rope, make_rope
+from jaxserve.layers.rope import GrowingTheta, Rope, make_rope
 from jaxserve.models import decoder
 from jaxserve.models.decoder import DecoderConfig, MoeConfig
 from jaxserve.models.file_names import gguf_names, hf_names
@@ -28,6 +28,9 @@ def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
         check_values(hf, {"hidden_act": ("silu",)})
         heads, num_layers = hf["num_attention_heads"], hf["num_hidden_layers"]
         head_size = hf.get("head_dim") or hf["hidden_size"] // heads
+        rope, max_position = hf_rope(hf, head_size), hf["max_position_embeddings"]
+        if isinstance(rope.beyond, GrowingTheta):
+            max_position = int(max_position * rope.beyond.factor)
         window = hf.get("sliding_window") if hf.get("model_type") in _WITH_WINDOW else None
         return DecoderConfig(
             num_layers=num_layers,
@@ -37,9 +40,9 @@ def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
             num_kv_heads=hf.get("num_key_value_heads") or heads,
             head_size=head_size,
             vocab_size=hf["vocab_size"],
-            max_position=hf["max_position_embeddings"],
+            max_position=max_position,
             norm_eps=hf.get("rms_norm_eps", 1e-6),
-            rope=hf_rope(hf, head_size),
+            rope=rope,
             is_tied=hf.get("tie_word_embeddings", False),
             attention_biases=tuple("qkvo") if hf.get("attention_bias", False) else (),
             has_mlp_bias=hf.get("mlp_bias", False),

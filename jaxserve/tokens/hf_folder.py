@@ -1,7 +1,8 @@
 """Reads the tokenizer files of an HF model folder. Knows which file says what, and which wins.
 
 tokenizer.json          vocabulary and rules (tokenizers library), else
-tokenizer.model         vocabulary (sentencepiece), with added tokens from tokenizer_config.json
+tokenizer.model         vocabulary (sentencepiece or tiktoken), with added tokens from tokenizer_config.json
+qwen.tiktoken etc.      vocabulary (tiktoken), the same
 tokenizer_config.json   bos and eos, add_bos_token, chat template
 chat_template.jinja     wins over chat_template.json, which wins over tokenizer_config.json
 generation_config.json  further ids that end a generation (config.json where it is absent or left out)
@@ -16,6 +17,7 @@ import tokenizers
 
 from checkpoints.errors import CheckpointError, UnsupportedCheckpoint
 from checkpoints.generation_config import listed_eos_ids
+from jaxserve.tokens import tiktoken_vocab
 from jaxserve.tokens.encoders import LibraryEncoder, SentencePieceEncoder
 from jaxserve.tokens.library_table import added_special_ids, library_table
 from jaxserve.tokens.token_table import TokenTable, fallback_byte, spaced_piece
@@ -29,6 +31,8 @@ def read_folder(folder: Path, *, reads_generation_config: bool = True) -> Tokeni
     config = _json_object(folder / "tokenizer_config.json")
     if (folder / "tokenizer.json").is_file():
         encoder, table, special, adds_bos = _from_library(folder / "tokenizer.json")
+    elif (path := _tiktoken_file(folder)) is not None:
+        encoder, table, special, adds_bos = _from_tiktoken(path, config)
     elif (folder / "tokenizer.model").is_file():
         encoder, table, special, adds_bos = _from_sentencepiece(folder / "tokenizer.model", config)
     else:
@@ -64,6 +68,22 @@ def _from_library(path: Path) -> tuple[TextEncoder, TokenTable, dict[str, int], 
     wrapped = library.encode("", add_special_tokens=True).ids
     adds_bos = bool(wrapped) and wrapped[0] in special.values()
     return LibraryEncoder(library), table, special, adds_bos
+
+
+def _tiktoken_file(folder: Path) -> Path | None:
+    for name in (*tiktoken_vocab.FILE_NAMES, "tokenizer.model"):
+        if (folder / name).is_file() and (name != "tokenizer.model" or tiktoken_vocab.is_tiktoken(folder / name)):
+            return folder / name
+    return None
+
+
+def _from_tiktoken(path: Path, config: dict[str, Any]) -> tuple[TextEncoder, TokenTable, dict[str, int], bool]:
+    entries = _added_tokens(config, path.parent)
+    added = {token: entry["content"] for token, entry in entries.items()}
+    special = {entry["content"]: token for token, entry in entries.items() if entry.get("special")}
+    cut = tiktoken_vocab.cut_of(_json_object(path.parent / "config.json").get("model_type"), path)
+    encoder, table = tiktoken_vocab.read_vocabulary(path, cut, added, special)
+    return encoder, table, special, cut.adds_bos and bool(config.get("bos_token"))
 
 
 def _from_sentencepiece(path: Path, config: dict[str, Any]) -> tuple[TextEncoder, TokenTable, dict[str, int], bool]:

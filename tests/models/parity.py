@@ -87,16 +87,22 @@ def assert_decode_parity(folder: Path, path: Path | None = None) -> None:
     np.testing.assert_allclose(got, want["all_logits"][:length], atol=TOLERANCE, rtol=0)
 
 
-def assert_greedy_parity(folder: Path) -> None:
-    """Three prompts side by side in an engine, 24 tokens each, up to the reference's first margin below 1e-3."""
-    want = golden(folder)
-    prompts = [want["input_ids"][i, :n].tolist() for i, n in enumerate(want["lengths"])]
+def assert_greedy_parity(folder: Path, context: int | None = None, at_least: int = 0) -> None:
+    """Prompts side by side in an engine, 24 tokens each, up to the reference's first margin below 1e-3.
+
+    context: max_model_len; only prompts that reach from at_least to it are run, by default all three.
+    """
+    want, new = golden(folder), 24
+    chosen = [i for i, n in enumerate(want["lengths"]) if at_least <= n and n + new <= (context or 1 << 20)]
+    assert chosen
+    prompts = [want["input_ids"][i, : want["lengths"][i]].tolist() for i in chosen]
     options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_pages": 64, "page_size": 16}
     cache = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-    with LLM(str(folder), compilation_cache_dir=cache, **options) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    with LLM(str(folder), compilation_cache_dir=cache, max_model_len=context, **options) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
         results = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
-    for result, ids, margins in zip(results, want["greedy_ids"], want["greedy_margin"], strict=True):
+    for result, prompt in zip(results, chosen, strict=True):
+        ids, margins = want["greedy_ids"][prompt], want["greedy_margin"][prompt]
         close = int(np.argmax(margins < 1e-3)) if (margins < 1e-3).any() else len(ids)
         assert close >= 8
         assert result.outputs[0].token_ids[:close] == ids[:close].tolist()
@@ -109,17 +115,18 @@ def written_as_gguf(
     metadata: dict[str, Any],
     factors: dict[str, float] | None = None,
     extra: dict[str, np.ndarray] | None = None,
+    architecture: str | None = None,
 ) -> Path:
-    """A fixture of safetensors as a GGUF of the family's architecture, in float32.
+    """A fixture of safetensors as a GGUF of the family's first architecture or a named one, in float32.
 
     factors: multiplied to parameters of a name, for constants that HF files state and GGUF files do not. extra: tensors
     that are no parameters.
     """
-    architecture = model.gguf_architectures[0]
+    architecture = architecture or model.gguf_architectures[0]
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
-        add(f"{architecture}.{key}", value)
+        add = {int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool, str: writer.add_string}
+        add[type(value)](f"{architecture}.{key}", value)
     with open_weights(folder) as source:
         config = model.config_from_hf(read_config(folder))
         specs = paths(model.param_specs(config))

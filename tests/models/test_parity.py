@@ -45,9 +45,22 @@ def test_logits_behind_every_prompt(name):
     assert_last_logits_parity(FIXTURES / "models" / name)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in MODELS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*MODELS} - {"llama_dynamic", "phi3_longrope"}))
 def test_greedy_ids_through_the_engine(name):
     assert_greedy_parity(FIXTURES / "models" / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("context", "at_least"), [(96, 0), (512, 97)], ids=["short", "long"])
+def test_greedy_ids_of_longrope_in_engines_of_either_context(context, at_least):
+    """The reference takes the long factors once a sequence is long, an engine when one may become long."""
+    assert_greedy_parity(FIXTURES / "models" / "phi3_longrope", context, at_least)
+
+
+def test_greedy_ids_of_a_dynamic_rope_within_the_trained_context():
+    """Beyond it the reference turns all keys anew at each step, which no cache of rotated keys can follow."""
+    assert_greedy_parity(FIXTURES / "models" / "llama_dynamic", context=64)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "qwen2_moe"])

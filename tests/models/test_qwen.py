@@ -1,34 +1,12 @@
-"""Dense Qwen checkpoints against logits of an independent implementation (transformers, float32)."""
+"""What is particular to dense Qwen; test_parity.py compares it with an independent implementation."""
 
 import json
 
 import pytest
-from parity import FIXTURES, assert_decode_parity, assert_greedy_parity, assert_parity, written_as_gguf
+from parity import FIXTURES, assert_parity, written_as_gguf
 
 from checkpoints.errors import UnsupportedCheckpoint
 from jaxserve.models.qwen import MODEL, config_from_hf
-
-NAMES = ["qwen2_bias", "qwen3_qknorm"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_logits_at_every_position(name):
-    assert_parity(FIXTURES / "models" / name)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_logits_of_tokens_decoded_one_by_one(name):
-    assert_decode_parity(FIXTURES / "models" / name)
-
-
-def test_greedy_ids_through_the_engine():
-    assert_greedy_parity(FIXTURES / "models" / "qwen3_qknorm")
-
-
-@pytest.mark.parametrize("weights", ["expanded", "packed"])
-def test_gguf_without_interleaved_halves(weights):
-    folder = FIXTURES / "gguf" / "gguf_qwen3"
-    assert_parity(folder, folder / "model.gguf", weights=weights)
 
 
 def test_gguf_with_biases_on_three_of_four(tmp_path):
