@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from checkpoints.errors import CheckpointError
+from checkpoints.generation_config import GenerationConfig, generation_config_beside, read_generation_config
 from checkpoints.gguf import open_gguf
 from checkpoints.json_files import read_json_object
 from checkpoints.load import is_gguf
@@ -33,7 +34,8 @@ class TokenizerDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """One model on disk. None stands for what the file does not say; a number that varies by layer is its maximum."""
+    """One model on disk. None stands for what the file does not say; a number that varies by layer is its maximum.
+    sampling_defaults, eos_token_ids: what generation_config.json says."""
 
     path: Path
     container: Literal["gguf", "safetensors", "orbax"]
@@ -55,6 +57,8 @@ class ModelDescription:
     tokenizer: TokenizerDescription | None
     has_chat_template: bool
     chat_template_head: tuple[str, ...]
+    sampling_defaults: dict[str, float | int]
+    eos_token_ids: tuple[int, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """The description in types that JSON has."""
@@ -174,6 +178,8 @@ def _folder_description(
     path: Path, folder: Path, tensors: Mapping[str, TensorInfo], num_bytes: int
 ) -> ModelDescription:
     config = _optional_json(folder / "config.json", MAX_CONFIG_BYTES)
+    generation_file = generation_config_beside(path)
+    generation = read_generation_config(generation_file) if generation_file else None
     architectures = config.get("architectures")
     named = architectures[0] if isinstance(architectures, list) and architectures else config.get("model_type")
     return _description(
@@ -186,6 +192,7 @@ def _folder_description(
         tokenizer=_folder_tokenizer(folder),
         template=_folder_template(folder),
         num_bytes=num_bytes,
+        generation=generation,
     )
 
 
@@ -241,6 +248,7 @@ def _description(
     tokenizer: TokenizerDescription | None,
     template: str | None,
     num_bytes: int,
+    generation: GenerationConfig | None = None,
 ) -> ModelDescription:
     return ModelDescription(
         path=path,
@@ -254,6 +262,8 @@ def _description(
         tokenizer=tokenizer,
         has_chat_template=bool(template),
         chat_template_head=tuple((template or "").splitlines()[:TEMPLATE_LINES]),
+        sampling_defaults=dict(generation.sampling) if generation else {},
+        eos_token_ids=tuple(sorted(generation.eos_token_ids)) if generation else (),
         **dataclasses.asdict(sizes),
     )
 

@@ -21,9 +21,10 @@ class EngineConfig:
     model: a catalog name, a file, a folder, or hf:ORG/REPO. num_pages: KV pages, computed from kv_cache_memory_bytes
     when None. overlap: dispatch the next step before the last one's tokens are read. deterministic: the logits of a
     request are bit-identical in every batch. max_waiting: requests queued before new ones are refused. threads: of
-    XLA's pool on the host, one pool for a whole process. cpu_level: the instructions that CPU kernels may use. plan: a
-    file with the sizes of the mesh, or tensor_parallel_size and expert_parallel_size: devices that share heads and
-    widths, and experts.
+    XLA's pool on the host, one pool for a whole process. cpu_level: the instructions that CPU kernels may use.
+    generation_config: "auto" takes sampling defaults from the model's generation_config.json, "none" has none, anything
+    else is such a file or its folder. plan: a file with the sizes of the mesh, or tensor_parallel_size and
+    expert_parallel_size: devices that share heads and widths, and experts.
     """
 
     model: str
@@ -49,11 +50,13 @@ class EngineConfig:
     deterministic: bool = False
     max_waiting: int = 1024
     chat_template: str | None = None
+    generation_config: str = "auto"
     cache_dir: Path | None = None
     compilation_cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "model", os.fspath(self.model))
+        for name in ("model", "generation_config"):
+            object.__setattr__(self, name, os.fspath(getattr(self, name)))
         for name in _PATHS:  # text is as good as a Path, from a notebook
             if isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, Path(value))

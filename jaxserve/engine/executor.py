@@ -56,12 +56,14 @@ class InFlight:
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """A step's outputs on the host. token_ids: drawn token per row of the plan. Log probabilities by device row
-    (`row_of`) and by device token (`first_token_of`); None where nobody wants them."""
+    (`row_of`) and by device token (`first_token_of`), pooled hidden states by device row; None where nobody wants
+    them."""
 
     shape: StepShape
     token_ids: list[int]
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    pooled: np.ndarray | None = None
 
 
 @runtime_checkable
@@ -211,7 +213,8 @@ class DeviceExecutor:
             payload, slot = request.payload, request.slot
             assert isinstance(payload, EngineRequest)
             assert slot is not None
-            self._filler.place(request, payload.params, payload.seed, payload.prompt_logprobs is not None)
+            pooling = None if payload.pooled is None else payload.pooled.pooling
+            self._filler.place(request, payload.params, payload.seed, payload.prompt_logprobs is not None, pooling)
             needs_state = needs_slot_state(payload.params)
             if needs_state or slot in self._dirty_slots:
                 self._state = self._slot_setter()(
@@ -253,12 +256,13 @@ class DeviceExecutor:
         plan, shape = step.plan, step.shape
         singles = plan.num_single_rows
         token_ids = drawn[:singles] + drawn[shape.single_rows : shape.single_rows + len(plan.slots) - singles]
-        wants = wanted_logprobs(plan)
+        wants = wanted_outputs(plan)
         return StepResult(
             shape=shape,
             token_ids=token_ids,
             logprobs=jax.device_get(outputs.logprobs) if wants[0] else None,
             prompt_logprobs=jax.device_get(outputs.prompt_logprobs) if wants[1] else None,
+            pooled=np.asarray(outputs.pooled) if wants[2] else None,
         )
 
     def close(self) -> None:
@@ -271,13 +275,15 @@ class DeviceExecutor:
         self._set_slot = None
 
 
-def wanted_logprobs(plan: StepPlan) -> tuple[bool, bool]:
-    """Whether any row of the plan wants log probabilities of its drawn token, and of its prompt."""
-    wants, wants_prompt = False, False
+def wanted_outputs(plan: StepPlan) -> tuple[bool, bool, bool]:
+    """Whether any row of the plan wants log probabilities of its drawn token, those of its prompt, pooled states."""
+    wants, wants_prompt, wants_pooled = False, False, False
     for request, start in zip(plan.requests, plan.starts, strict=True):
         payload = request.payload
         assert isinstance(payload, EngineRequest)
         wants = wants or payload.params.logprobs is not None
+        if payload.pooled is not None:
+            wants_pooled = True
         if payload.prompt_logprobs is not None:  # once decoding there is nothing left to bring over
             wants_prompt = wants_prompt or start < len(request.prompt_token_ids)
-    return wants, wants_prompt
+    return wants, wants_prompt, wants_pooled

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int32
 
 from jaxserve.engine.logits import SlotState
 from jaxserve.engine.logprobs import no_logprobs, token_logprobs, token_logprobs_if_wanted
+from jaxserve.engine.pooling import pooled_states
 from jaxserve.engine.sampling import sample
 from jaxserve.engine.spread import Spread
 from jaxserve.kv_cache import Cache, CacheSpec, empty_cache
@@ -99,6 +100,7 @@ def _step(
         token_ids=drawn,
         logprobs=token_logprobs_if_wanted(logits, drawn, inputs.sampling.wants_logprobs, MAX_LOGPROBS),
         prompt_logprobs=_prompt_logprobs(unembed, hidden, inputs),
+        pooled=pooled_states(hidden, inputs.layout, inputs.pooling),
     )
     return outputs, cache, _remember(state, inputs, drawn)
 
