@@ -20,6 +20,8 @@ from jaxserve.engine.compile_watch import CompileWatch
 from jaxserve.engine.host_memory import in_huge_pages
 from jaxserve.engine.inputs import InputFiller
 from jaxserve.engine.logits import SlotState
+from jaxserve.engine.program_cache import ProgramCache
+from jaxserve.engine.program_keys import Nameless, program_key
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.requests import EngineRequest, needs_slot_state
 from jaxserve.engine.step import Program, step_function
@@ -36,7 +38,7 @@ MAX_COMPILE_THREADS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramReport:
-    """How one program came to be: seconds, whether the persistent cache had it, and its temporary bytes."""
+    """How one program came to be: seconds, whether a cache on disk had it, and its temporary bytes."""
 
     name: str
     seconds: float
@@ -131,8 +133,10 @@ class DeviceExecutor:
         num_slots: int,
         max_model_len: int,
         eos_token_ids: frozenset[int],
+        program_cache: ProgramCache | None = None,
     ) -> None:
         self.program = program
+        self._program_cache = program_cache
         self.params = params
         self.shapes = shapes
         self._eos_token_ids = eos_token_ids
@@ -178,30 +182,50 @@ class DeviceExecutor:
         if shape not in self._steps:
             buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32)
             arguments = (self.params, self._cache, self._state, buffer)
-            self._steps[shape] = self._compiled(step_function(self.program, shape), str(shape), arguments)
+            made_of = (self.program, shape)
+            self._steps[shape] = self._ready(step_function(self.program, shape), str(shape), made_of, arguments)
         return self._steps[shape]
 
     def _slot_setter(self) -> Any:
         if self._set_slot is None:
             arguments = (self._state, *jax.device_put(self._slot_row(None)))
-            self._set_slot = self._compiled(jax.jit(_set_slot, donate_argnums=0), "place request", arguments)
+            self._set_slot = self._ready(jax.jit(_set_slot, donate_argnums=0), "place request", _set_slot, arguments)
         return self._set_slot
 
-    def _compiled(self, function: Any, name: str, arguments: tuple[Any, ...]) -> Any:
-        if self._is_warm:
-            LOG.warning("compiling %s while serving: a defect, every program should have been ready", name)
+    def _ready(self, function: Any, name: str, made_of: Any, arguments: tuple[Any, ...]) -> Any:
+        """The executable of a function, from disk without tracing it where it is there; with a report."""
         start = time.perf_counter()
-        with CompileWatch(threading.get_ident()) as watch:
-            compiled = function.lower(*arguments).compile()
-        memory = compiled.memory_analysis()
+        cache, key = self._program_cache, self._key(name, made_of, arguments)
+        program = cache.load(key, arguments) if cache and key else None
+        from_cache = program is not None
+        if program is None:
+            program, from_cache = self._compiled(function, name, arguments)
+            if cache and key:
+                cache.store(key, program)
+        memory = program.memory_analysis()
         report = ProgramReport(
             name=name,
             seconds=time.perf_counter() - start,
-            from_cache=watch.compiled == 0,
+            from_cache=from_cache,
             temp_bytes=memory.temp_size_in_bytes if memory else 0,
         )
         self.programs.append(report)
-        return compiled
+        return program
+
+    def _key(self, name: str, made_of: Any, arguments: tuple[Any, ...]) -> str | None:
+        try:
+            return program_key(name, made_of, arguments) if self._program_cache else None
+        except Nameless as reason:
+            LOG.debug("%s is not kept on disk: %s", name, reason)
+            return None
+
+    def _compiled(self, function: Any, name: str, arguments: tuple[Any, ...]) -> tuple[Any, bool]:
+        """The executable, and whether XLA's persistent cache had it."""
+        if self._is_warm:
+            LOG.warning("compiling %s while serving: a defect, every program should have been ready", name)
+        with CompileWatch(threading.get_ident()) as watch:
+            compiled = function.lower(*arguments).compile()
+        return compiled, watch.compiled == 0
 
     def place(self, requests: Sequence[Request]) -> None:
         """Takes over requests that were given a slot: sampling rows, and device state where it is needed."""
