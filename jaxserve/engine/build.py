@@ -78,9 +78,9 @@ def build_engine(
         eos_token_ids=eos_token_ids,
         program_cache=_program_cache(config.compilation_cache_dir, progress),
     )
-    decisions.host_memory(executor.huge_page_bytes)
     if warm_up:
         executor.compile_all(progress)
+    decisions.host_memory(executor.huge_page_bytes)
     scheduler = Scheduler(
         num_pages=budget.num_pages,
         page_size=config.page_size,

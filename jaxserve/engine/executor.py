@@ -2,7 +2,6 @@
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -16,12 +15,11 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from jaxserve.engine.buckets import choose_shape
-from jaxserve.engine.compile_watch import CompileWatch
+from jaxserve.engine.compiling import executable
 from jaxserve.engine.host_memory import in_huge_pages
 from jaxserve.engine.inputs import InputFiller
 from jaxserve.engine.logits import SlotState
 from jaxserve.engine.program_cache import ProgramCache
-from jaxserve.engine.program_keys import Nameless, program_key
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.requests import EngineRequest, needs_slot_state
 from jaxserve.engine.step import Program, step_function
@@ -194,14 +192,10 @@ class DeviceExecutor:
 
     def _ready(self, function: Any, name: str, made_of: Any, arguments: tuple[Any, ...]) -> Any:
         """The executable of a function, from disk without tracing it where it is there; with a report."""
+        if self._is_warm:
+            LOG.warning("compiling %s while serving: a defect, every program should have been ready", name)
         start = time.perf_counter()
-        cache, key = self._program_cache, self._key(name, made_of, arguments)
-        program = cache.load(key, arguments) if cache and key else None
-        from_cache = program is not None
-        if program is None:
-            program, from_cache = self._compiled(function, name, arguments)
-            if cache and key:
-                cache.store(key, program)
+        program, from_cache = executable(function, name, made_of, arguments, self._program_cache)
         memory = program.memory_analysis()
         report = ProgramReport(
             name=name,
@@ -211,21 +205,6 @@ class DeviceExecutor:
         )
         self.programs.append(report)
         return program
-
-    def _key(self, name: str, made_of: Any, arguments: tuple[Any, ...]) -> str | None:
-        try:
-            return program_key(name, made_of, arguments) if self._program_cache else None
-        except Nameless as reason:
-            LOG.debug("%s is not kept on disk: %s", name, reason)
-            return None
-
-    def _compiled(self, function: Any, name: str, arguments: tuple[Any, ...]) -> tuple[Any, bool]:
-        """The executable, and whether XLA's persistent cache had it."""
-        if self._is_warm:
-            LOG.warning("compiling %s while serving: a defect, every program should have been ready", name)
-        with CompileWatch(threading.get_ident()) as watch:
-            compiled = function.lower(*arguments).compile()
-        return compiled, watch.compiled == 0
 
     def place(self, requests: Sequence[Request]) -> None:
         """Takes over requests that were given a slot: sampling rows, and device state where it is needed."""

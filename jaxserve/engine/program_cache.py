@@ -1,11 +1,13 @@
 """Compiled programs on disk, loaded without tracing or lowering the model again.
 
 XLA's own cache spares the compilation; finding an entry of it takes the traced and lowered program, most of a second for
-a step of thirty layers. Here the finished executable lies under a key of what it would be traced from (program_keys.py).
+a step of thirty layers. Here executables lie under a key of their lowered text, and beside them entries that lead
+there from what the text was traced from (program_keys.py). After a change of sources that changes no program, only
+these are made anew.
 
 The folder is the user's own, trusted as XLA's cache and the machine code of the CPU kernels beside it are: an entry is
 machine code and is unpickled, so whoever can write the folder can run code as its user. Files are made for their owner
-alone; one of another owner, or that others may write, is not opened. A damaged one is compiled anew.
+alone; one of another owner, or that others may write, is not opened. A damaged one is made anew.
 """
 
 import contextlib
@@ -17,6 +19,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,14 @@ class EntryRefused(Exception):
     """An entry that is there and cannot be used; the message says why."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """Where a traced program's executable is, and a tree with the structure of its outputs."""
+
+    lowered_key: str
+    outputs: Any
+
+
 class ProgramCache:
     """Programs under their keys in one folder. `note` hears in one line why one could not be read or kept."""
 
@@ -42,37 +53,61 @@ class ProgramCache:
         self.folder = folder
         self._note = note
 
-    def has(self, key: str) -> bool:
-        """Whether there is an entry; it may still turn out to be damaged."""
-        return self._path(key).exists()
+    def load_traced(self, key: str, arguments: tuple[Any, ...]) -> Any | None:
+        """The program under the key of what it is traced from, or None where there is none that can be used."""
+        found = self._read(key)
+        return None if found is None else self._program(found.lowered_key, arguments, jax.tree.structure(found.outputs))
 
-    def load(self, key: str, arguments: tuple[Any, ...]) -> Any | None:
-        """The compiled program for these arguments, or None where there is none that can be used."""
+    def load_lowered(self, key: str, arguments: tuple[Any, ...], outputs: Any) -> Any | None:
+        """The program under the key of its text, or None. outputs: the structure of what it returns."""
+        return self._program(key, arguments, outputs)
+
+    def store(self, key: str, program: Any) -> bool:
+        """Keeps a program that XLA has just compiled under the key of its text; whether it could."""
+        try:
+            executable, _, _ = serialize(program)
+        except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+            self._note(f"compiled programs cannot be kept on disk: {_one_line(error)}")
+            return False
+        return self._write(key, executable)
+
+    def link(self, key: str, lowered_key: str, outputs: Any) -> None:
+        """Leads from the key of what a program is traced from to that of its text."""
+        tree = jax.tree.unflatten(outputs, range(outputs.num_leaves))  # structures themselves cannot be pickled
+        self._write(key, Link(lowered_key=lowered_key, outputs=tree))
+
+    def _program(self, key: str, arguments: tuple[Any, ...], outputs: Any) -> Any | None:
+        executable = self._read(key)
+        if executable is None:
+            return None
+        try:
+            return deserialize_and_load(executable, jax.tree.structure((arguments, {})), outputs)
+        except Exception as error:  # XLA and what it calls raise what they like; compiling is always possible
+            self._note(f"compiled program {self._path(key)} cannot be loaded, it is made anew: {_one_line(error)}")
+            return None
+
+    def _read(self, key: str) -> Any | None:
         path = self._path(key)
         try:
-            program = _loaded(_read(path), key, arguments)
+            found = _unpacked(_read(path), key)
         except FileNotFoundError:
             return None
-        except Exception as error:  # unpickling and XLA raise what they like; compiling is always possible
-            self._note(f"compiled program {path} is not used and made anew: {_one_line(error)}")
+        except Exception as error:  # so does unpickling
+            self._note(f"compiled program {path} is not used, it is made anew: {_one_line(error)}")
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # the order of eviction
-        return program
+        return found
 
-    def store(self, key: str, program: Any) -> None:
-        """Keeps a program, if it can be."""
-        try:
-            payload = zlib.compress(_dumped(program), 1)
-        except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError, pickle.PicklingError) as error:
-            self._note(f"compiled programs cannot be kept here: {_one_line(error)}")
-            return
+    def _write(self, key: str, entry: Any) -> bool:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write(self._path(key), FORMAT + bytes.fromhex(key) + hashlib.sha256(payload).digest() + payload)
+            _write(self._path(key), _packed(entry, key))
             evict(self.folder, MAX_FOLDER_BYTES, MAX_UNUSED_SECONDS)
         except OSError as error:
-            self._note(f"compiled programs are not kept: {_one_line(error)}")
+            self._note(f"compiled programs are not kept on disk: {_one_line(error)}")
+            return False
+        return True
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.program"
@@ -106,21 +141,19 @@ def _read(path: Path) -> bytes:
         return file.read()
 
 
-def _loaded(content: bytes, key: str, arguments: tuple[Any, ...]) -> Any:
-    head = len(FORMAT) + 2 * _SHA256_BYTES
-    found, digest, payload = content[: len(FORMAT)], content[head - _SHA256_BYTES : head], content[head:]
-    if found != FORMAT or content[len(FORMAT) : head - _SHA256_BYTES] != bytes.fromhex(key):
+def _packed(entry: Any, key: str) -> bytes:
+    payload = zlib.compress(pickle.dumps(entry), 1)
+    return FORMAT + bytes.fromhex(key) + hashlib.sha256(payload).digest() + payload
+
+
+def _unpacked(content: bytes, key: str) -> Any:
+    digest_at = len(FORMAT) + _SHA256_BYTES
+    payload_at = digest_at + _SHA256_BYTES
+    if content[:digest_at] != FORMAT + bytes.fromhex(key):
         raise EntryRefused("it is no entry of this format and key")
-    if hashlib.sha256(payload).digest() != digest:
+    if hashlib.sha256(content[payload_at:]).digest() != content[digest_at:payload_at]:
         raise EntryRefused("it is damaged")
-    executable, outputs = pickle.loads(zlib.decompress(payload))
-    return deserialize_and_load(executable, jax.tree.structure((arguments, {})), jax.tree.structure(outputs))
-
-
-def _dumped(program: Any) -> bytes:
-    """The executable, and a tree with the structure of its outputs: structures themselves cannot be pickled."""
-    executable, _, structure = serialize(program)
-    return pickle.dumps((executable, jax.tree.unflatten(structure, range(structure.num_leaves))))
+    return pickle.loads(zlib.decompress(content[payload_at:]))
 
 
 def _write(path: Path, content: bytes) -> None:

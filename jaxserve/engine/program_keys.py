@@ -1,9 +1,9 @@
 """Keys of compiled programs on disk: equal only where tracing and compiling again would give the same program.
 
-What a program is made of is named here in words: the sources of our packages, the versions of Python and JAX, the
-device with XLA's description of it and XLA's own options, JAX's configuration, the functions with what they hold, and
-the arguments' shapes. What has no reliable name (a function from elsewhere, an object with state) gets no key at all:
-its program is then compiled every time.
+`traced_key` names what a program would be traced from: the sources of our packages, the functions with the values they
+hold, and the arguments' shapes. What has no reliable name (a function from elsewhere, an object with state) gets no
+such key. `lowered_key` names the program's text as it is handed to XLA. In both are the versions of Python and JAX, the
+device with XLA's description of it, XLA's own options and JAX's configuration.
 """
 
 import functools
@@ -38,12 +38,20 @@ class Nameless(Exception):
     """Something that a program is made of has no name that tells it from everything else."""
 
 
-def program_key(name: str, made_of: Any, arguments: tuple[Any, ...]) -> str:
-    """The key of the program that `made_of` (functions, configs, shapes) gives for these arguments.
+def traced_key(name: str, made_of: Any, arguments: tuple[Any, ...]) -> str:
+    """The key of the program that `made_of` (functions, configs, shapes) would give for these arguments.
 
     Raises Nameless.
     """
-    told = (name, _surroundings(), identity(made_of), _described(arguments))
+    return _key("traced", name, _sources(), _surroundings(), identity(made_of), _described(arguments))
+
+
+def lowered_key(name: str, text: str, arguments: tuple[Any, ...]) -> str:
+    """The key of the program that XLA makes of this text, to be called with these arguments. Raises Nameless."""
+    return _key("lowered", name, text, _surroundings(), _described(arguments))
+
+
+def _key(*told: Any) -> str:
     return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
@@ -120,7 +128,6 @@ def _surroundings() -> tuple[Any, ...]:
     except jax.errors.JaxRuntimeError as error:
         raise Nameless(f"{devices[0].device_kind} does not describe itself") from error
     return (
-        _sources(),
         sys.version,
         _versions(),
         [(device.id, device.device_kind, device.process_index) for device in devices],
