@@ -81,15 +81,7 @@ def build_engine(
     if warm_up:
         executor.compile_all(progress)
     decisions.host_memory(executor.huge_page_bytes)
-    scheduler = Scheduler(
-        num_pages=budget.num_pages,
-        page_size=config.page_size,
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=num_tokens,
-        max_model_len=max_model_len,
-        max_prefills_per_step=MAX_PREFILLS,
-        enable_prefix_caching=config.enable_prefix_caching,
-    )
+    scheduler = _scheduler(config, budget.num_pages, num_seqs, num_tokens, max_model_len)
     return BuiltEngine(
         engine=Engine(scheduler, executor, overlap=config.overlap, seed=config.seed),
         executor=executor,
@@ -114,6 +106,18 @@ def use_compilation_cache(folder: Path | None) -> None:
         compilation_cache.reset_cache()  # JAX stays with the first folder it wrote to otherwise
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _scheduler(config: EngineConfig, num_pages: int, num_seqs: int, num_tokens: int, max_model_len: int) -> Scheduler:
+    return Scheduler(
+        num_pages=num_pages,
+        page_size=config.page_size,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=num_tokens,
+        max_model_len=max_model_len,
+        max_prefills_per_step=MAX_PREFILLS,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
 
 
 def _program_cache(folder: Path | None, progress: Progress) -> ProgramCache | None:

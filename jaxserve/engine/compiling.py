@@ -60,6 +60,6 @@ def _compiled(lowered: Any, options: dict[str, Any] | None = None) -> tuple[Any,
 
 
 def _compiled_anew(lowered: Any) -> tuple[Any, bool]:
-    """A program that can be kept: what XLA:CPU read from its own cache is written out again without machine code (jaxlib
-    0.11.2 and 0.12), and fails when it runs. A value of its own for an option leads past that cache."""
+    """A program that can be kept: what XLA:CPU read from its own cache is written out again without its machine code
+    (jaxlib 0.11.2 and 0.12) and fails when it runs. A value of its own for an option leads past that cache."""
     return _compiled(lowered, {_NO_EFFECT_ON_CPUS: secrets.randbelow(2**31)})

@@ -215,8 +215,8 @@ class Decisions:
         return budget, max_model_len
 
     def host_memory(self, huge_page_bytes: int) -> None:
-        """Settles how a CPU's memory is kept from here on, when all is loaded: how much of the cache lies in huge pages,
-        that code of the start alone is let go, and that freed buffers stay with the process."""
+        """Settles how a CPU's memory is kept once all is loaded: how much of the cache lies in huge pages, that code of
+        the start alone is let go, and that freed buffers stay with the process."""
         if not self.is_cpu:
             return
         reason = "fewer address translations" if huge_page_bytes else "too small, or the system has none"

@@ -1,7 +1,7 @@
 """Compiled programs on disk, loaded without tracing or lowering the model again.
 
-XLA's own cache spares the compilation; finding an entry of it takes the traced and lowered program, most of a second for
-a step of thirty layers. Here executables lie under a key of their lowered text, and beside them entries that lead
+XLA's own cache spares the compilation; finding an entry of it takes the traced and lowered program, most of a second
+for a step of thirty layers. Here executables lie under a key of their lowered text, and beside them entries that lead
 there from what the text was traced from (program_keys.py). After a change of sources that changes no program, only
 these are made anew.
 
@@ -28,9 +28,10 @@ from jax.experimental.serialize_executable import deserialize_and_load, serializ
 
 FORMAT = b"jaxserve program 1\n"
 MAX_FOLDER_BYTES = 256 * 2**20  # a step of a small model takes about 150 KB
-MAX_UNUSED_SECONDS = 60 * 24 * 3600
+MAX_UNUSED_DAYS = 60
 _TEMPORARY = ".part"
 _MAX_TEMPORARY_SECONDS = 3600  # what is older was left by a process that died
+_DAY_SECONDS = 24 * 3600
 _SHA256_BYTES = 32
 
 
@@ -103,7 +104,7 @@ class ProgramCache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             _write(self._path(key), _packed(entry, key))
-            evict(self.folder, MAX_FOLDER_BYTES, MAX_UNUSED_SECONDS)
+            evict(self.folder, MAX_FOLDER_BYTES, MAX_UNUSED_DAYS)
         except OSError as error:
             self._note(f"compiled programs are not kept on disk: {_one_line(error)}")
             return False
@@ -113,13 +114,13 @@ class ProgramCache:
         return self.folder / f"{key}.program"
 
 
-def evict(folder: Path, max_bytes: int, max_unused_seconds: float) -> None:
+def evict(folder: Path, max_bytes: int, max_unused_days: int) -> None:
     """Removes entries not used for so long, then those unused for longest until the others fit in max_bytes."""
     now, total = time.time(), 0
     entries = [(found, path) for path in folder.iterdir() if (found := _status(path)) is not None]
     for found, path in sorted(entries, key=lambda entry: -entry[0].st_mtime):
         total += found.st_size
-        max_age = _MAX_TEMPORARY_SECONDS if path.suffix == _TEMPORARY else max_unused_seconds
+        max_age = _MAX_TEMPORARY_SECONDS if path.suffix == _TEMPORARY else max_unused_days * _DAY_SECONDS
         if total > max_bytes or now - found.st_mtime > max_age:
             path.unlink(missing_ok=True)
 

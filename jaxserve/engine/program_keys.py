@@ -113,8 +113,10 @@ def _described(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _leaf(leaf: Any) -> tuple[Any, ...]:
     aval = jax.typeof(leaf) if isinstance(leaf, jax.Array) else leaf
-    placed = (str(leaf.sharding), leaf.committed, str(leaf.format)) if isinstance(leaf, jax.Array) else ()
-    return tuple(aval.shape), str(aval.dtype), bool(getattr(aval, "weak_type", False)), *placed
+    described = (tuple(aval.shape), str(aval.dtype), bool(getattr(aval, "weak_type", False)))
+    if not isinstance(leaf, jax.Array):
+        return described
+    return *described, leaf.committed, str(leaf.format)  # type: ignore[attr-defined]  # its layout and its sharding
 
 
 def _surroundings() -> tuple[Any, ...]:
