@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxserve.engine.compile_watch import CompileWatch
-from jaxserve.engine.program_cache import ProgramCache
+from jaxserve.engine.program_cache import HeldProgram, ProgramCache
 from jaxserve.engine.program_keys import Nameless, lowered_key, traced_key
 
 LOG = logging.getLogger("jaxserve")
@@ -21,15 +21,25 @@ def executable(
     """The executable of a jitted function for these arguments, and whether it was on disk. made_of: see traced_key."""
     if cache is None:
         return _compiled(function.lower(*arguments))
-    key = None
+    key = _traced_key(name, made_of, arguments)
+    program = cache.load_traced(key, arguments) if key else None
+    if program is not None:
+        return program, True
+    return _from_text(function.lower(*arguments), name, arguments, cache, key)
+
+
+def held_program(name: str, made_of: Any, arguments: tuple[Any, ...], cache: ProgramCache) -> HeldProgram | None:
+    """The executable of the same where it is on disk and needs no tracing, in memory but not loaded."""
+    key = _traced_key(name, made_of, arguments)
+    return cache.hold(key) if key else None
+
+
+def _traced_key(name: str, made_of: Any, arguments: tuple[Any, ...]) -> str | None:
     try:
-        key = traced_key(name, made_of, arguments)
-        program = cache.load_traced(key, arguments)
-        if program is not None:
-            return program, True
+        return traced_key(name, made_of, arguments)
     except Nameless as reason:
         LOG.debug("%s has to be traced: %s", name, reason)
-    return _from_text(function.lower(*arguments), name, arguments, cache, key)
+        return None
 
 
 def _from_text(
@@ -48,7 +58,7 @@ def _from_text(
             program, from_cache = _compiled_anew(lowered)
         is_kept = not from_cache and cache.store(text_key, program)
     if key and is_kept:
-        cache.link(key, text_key, lowered.out_tree)
+        cache.link(key, text_key, program, lowered.out_tree)
     return program, from_cache
 
 

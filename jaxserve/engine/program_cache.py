@@ -41,10 +41,19 @@ class EntryRefused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """Where a traced program's executable is, and a tree with the structure of its outputs."""
+    """Where a traced program's executable is, a tree with the structure of its outputs, and its temporary bytes."""
 
     lowered_key: str
     outputs: Any
+    temp_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldProgram:
+    """A program in memory as it is on disk, a tenth of what it takes when loaded."""
+
+    link: Link
+    entry: bytes
 
 
 class ProgramCache:
@@ -56,12 +65,23 @@ class ProgramCache:
 
     def load_traced(self, key: str, arguments: tuple[Any, ...]) -> Any | None:
         """The program under the key of what it is traced from, or None where there is none that can be used."""
-        found = self._read(key)
-        return None if found is None else self._program(found.lowered_key, arguments, jax.tree.structure(found.outputs))
+        held = self.hold(key)
+        return None if held is None else self.load_held(held, arguments)
+
+    def hold(self, key: str) -> HeldProgram | None:
+        """The same program, not loaded yet."""
+        link = self._read(key)
+        entry = None if link is None else self._entry(link.lowered_key)
+        return HeldProgram(link=link, entry=entry) if link and entry else None
+
+    def load_held(self, held: HeldProgram, arguments: tuple[Any, ...]) -> Any | None:
+        """A program that was held, or None, which is said, where it cannot be loaded."""
+        return self._program(held.link.lowered_key, held.entry, arguments, jax.tree.structure(held.link.outputs))
 
     def load_lowered(self, key: str, arguments: tuple[Any, ...], outputs: Any) -> Any | None:
         """The program under the key of its text, or None. outputs: the structure of what it returns."""
-        return self._program(key, arguments, outputs)
+        entry = self._entry(key)
+        return None if entry is None else self._program(key, entry, arguments, outputs)
 
     def store(self, key: str, program: Any) -> bool:
         """Keeps a program that XLA has just compiled under the key of its text; whether it could."""
@@ -72,33 +92,40 @@ class ProgramCache:
             return False
         return self._write(key, executable)
 
-    def link(self, key: str, lowered_key: str, outputs: Any) -> None:
+    def link(self, key: str, lowered_key: str, program: Any, outputs: Any) -> None:
         """Leads from the key of what a program is traced from to that of its text."""
         tree = jax.tree.unflatten(outputs, range(outputs.num_leaves))  # structures themselves cannot be pickled
-        self._write(key, Link(lowered_key=lowered_key, outputs=tree))
+        self._write(key, Link(lowered_key=lowered_key, outputs=tree, temp_bytes=temp_bytes(program)))
 
-    def _program(self, key: str, arguments: tuple[Any, ...], outputs: Any) -> Any | None:
-        executable = self._read(key)
-        if executable is None:
-            return None
+    def _program(self, key: str, entry: bytes, arguments: tuple[Any, ...], outputs: Any) -> Any | None:
         try:
+            executable = _unpacked(entry)
             return deserialize_and_load(executable, jax.tree.structure((arguments, {})), outputs)
-        except Exception as error:  # XLA and what it calls raise what they like; compiling is always possible
+        except Exception as error:  # XLA and unpickling raise what they like; compiling is always possible
             self._note(f"compiled program {self._path(key)} cannot be loaded, it is made anew: {_one_line(error)}")
             return None
 
-    def _read(self, key: str) -> Any | None:
+    def _read(self, key: str) -> Link | None:
+        entry = self._entry(key)
+        try:
+            return None if entry is None else _unpacked(entry)
+        except Exception as error:
+            self._note(f"compiled program {self._path(key)} is not used, it is made anew: {_one_line(error)}")
+            return None
+
+    def _entry(self, key: str) -> bytes | None:
+        """What is stored under a key, sound but still packed; None where nothing is that can be used."""
         path = self._path(key)
         try:
-            found = _unpacked(_read(path), key)
+            entry = _checked(_read(path), key)
         except FileNotFoundError:
             return None
-        except Exception as error:  # so does unpickling
+        except (OSError, EntryRefused) as error:
             self._note(f"compiled program {path} is not used, it is made anew: {_one_line(error)}")
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # the order of eviction
-        return found
+        return entry
 
     def _write(self, key: str, entry: Any) -> bool:
         try:
@@ -112,6 +139,12 @@ class ProgramCache:
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.program"
+
+
+def temp_bytes(program: Any) -> int:
+    """What a compiled program allocates while it runs, besides arguments and results."""
+    memory = program.memory_analysis()
+    return memory.temp_size_in_bytes if memory else 0
 
 
 def evict(folder: Path, max_bytes: int, max_unused_days: int) -> None:
@@ -147,14 +180,19 @@ def _packed(entry: Any, key: str) -> bytes:
     return FORMAT + bytes.fromhex(key) + hashlib.sha256(payload).digest() + payload
 
 
-def _unpacked(content: bytes, key: str) -> Any:
+def _unpacked(entry: bytes) -> Any:
+    return pickle.loads(zlib.decompress(entry))
+
+
+def _checked(content: bytes, key: str) -> bytes:
+    """The packed entry of a file's content. Raises EntryRefused."""
     digest_at = len(FORMAT) + _SHA256_BYTES
     payload_at = digest_at + _SHA256_BYTES
     if content[:digest_at] != FORMAT + bytes.fromhex(key):
         raise EntryRefused("it is no entry of this format and key")
     if hashlib.sha256(content[payload_at:]).digest() != content[digest_at:payload_at]:
         raise EntryRefused("it is damaged")
-    return pickle.loads(zlib.decompress(content[payload_at:]))
+    return content[payload_at:]
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -97,8 +97,8 @@ def _function_identity(value: Any) -> Any:
 
 
 def _place(code: CodeType) -> tuple[Any, ...]:
-    """Line and column: tells lambdas of one line from each other."""
-    return tuple(next(iter(code.co_positions()), ())), code.co_firstlineno, tuple(code.co_positions())[-1:]
+    """Lines and columns: they tell lambdas of one line from each other."""
+    return code.co_firstlineno, code.co_code, tuple(code.co_positions())
 
 
 def _name(value: Any) -> str:
@@ -113,10 +113,15 @@ def _described(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _leaf(leaf: Any) -> tuple[Any, ...]:
     aval = jax.typeof(leaf) if isinstance(leaf, jax.Array) else leaf
-    described = (tuple(aval.shape), str(aval.dtype), bool(getattr(aval, "weak_type", False)))
+    described = (tuple(aval.shape), _text(aval.dtype), bool(getattr(aval, "weak_type", False)))
     if not isinstance(leaf, jax.Array):
         return described
     return *described, leaf.committed, str(leaf.format)  # type: ignore[attr-defined]  # its layout and its sharding
+
+
+@functools.cache
+def _text(dtype: Any) -> str:
+    return str(dtype)  # slower than all else about a leaf
 
 
 def _surroundings() -> tuple[Any, ...]:
