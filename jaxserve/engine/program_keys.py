@@ -97,8 +97,8 @@ def _function_identity(value: Any) -> Any:
 
 
 def _place(code: CodeType) -> tuple[Any, ...]:
-    """Lines and columns: they tell lambdas of one line from each other."""
-    return code.co_firstlineno, code.co_code, tuple(code.co_positions())
+    """Line, and of lambdas columns too: one line may have several."""
+    return code.co_firstlineno, code.co_code, tuple(code.co_positions()) if code.co_name == "<lambda>" else ()
 
 
 def _name(value: Any) -> str:
