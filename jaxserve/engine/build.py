@@ -121,8 +121,11 @@ def _scheduler(config: EngineConfig, num_pages: int, num_seqs: int, num_tokens: 
 
 
 def _program_cache(folder: Path | None, progress: Progress) -> ProgramCache | None:
-    """The finished programs beside XLA's own cache; None where there is none, or JAX was told to use none."""
-    if folder is None or not jax.config.jax_enable_compilation_cache:
+    """The finished programs beside XLA's own cache; None where there is none, or JAX was told to use none.
+
+    On CPUs only: that what other devices load again does what was compiled has not been tried.
+    """
+    if folder is None or not jax.config.jax_enable_compilation_cache or jax.default_backend() != "cpu":
         return None
     return ProgramCache(folder / "programs", progress.note)
 

@@ -5,8 +5,6 @@ import secrets
 import threading
 from typing import Any
 
-import jax
-
 from jaxserve.engine.compile_watch import CompileWatch
 from jaxserve.engine.program_cache import HeldProgram, ProgramCache
 from jaxserve.engine.program_keys import Nameless, lowered_key, traced_key
@@ -54,7 +52,7 @@ def _from_text(
     is_kept = from_cache = program is not None
     if program is None:
         program, from_cache = _compiled(lowered)
-        if from_cache and jax.default_backend() == "cpu":
+        if from_cache:
             program, from_cache = _compiled_anew(lowered)
         is_kept = not from_cache and cache.store(text_key, program)
     if key and is_kept:

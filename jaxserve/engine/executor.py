@@ -157,13 +157,15 @@ class DeviceExecutor:
 
     def compile_all(self, progress: Progress) -> None:
         """Compiles every program, or reads it from disk; several at a time."""
-        if jax.default_backend() == "cpu":
-            few_tokens = min(2, self.shapes[-1].chunk_tokens)
-            needed = choose_shape(self.shapes, 1, 0, 0), choose_shape(self.shapes, 0, few_tokens, 1)
-            for shape in set(self.shapes).difference(needed):
-                self._hold(shape)
-        ready = [partial(self._step, shape) for shape in self.shapes if shape not in self._held]
-        self._compile([*ready, self._slot_setter], progress)
+        few_tokens = min(2, self.shapes[-1].chunk_tokens)
+        needed = {choose_shape(self.shapes, 1, 0, 0), choose_shape(self.shapes, 0, few_tokens, 1)}
+        for shape in self.shapes:
+            self._hold(shape)
+        task = "loading compiled steps" if len(self._held) == len(self.shapes) else "compiling"
+        ready = [partial(self._step, shape) for shape in self.shapes if shape in needed or shape not in self._held]
+        self._compile([*ready, self._slot_setter], progress, task)
+        for shape, held in self._held.items():
+            self._report(str(shape), 0.0, True, held.link.temp_bytes)
         self._is_warm = True
         order = [str(shape) for shape in self.shapes]
         self.programs.sort(key=lambda report: order.index(report.name) if report.name in order else len(order))
@@ -177,11 +179,11 @@ class DeviceExecutor:
         wanted |= {choose_shape(self.shapes, 0, size, min(prefills, size)) for size in sizes if size > 1}
         missing = [partial(self._step, shape) for shape in sorted(wanted - self._steps.keys())]
         if missing:
-            self._compile(missing, progress)
+            self._compile(missing, progress, "compiling")
 
-    def _compile(self, jobs: Sequence[Callable[[], Any]], progress: Progress) -> None:
+    def _compile(self, jobs: Sequence[Callable[[], Any]], progress: Progress, task: str) -> None:
         with (
-            progress.task("compiling", len(jobs)) as advance,
+            progress.task(task, len(jobs)) as advance,
             ThreadPoolExecutor(max_workers=min(len(os.sched_getaffinity(0)), MAX_COMPILE_THREADS)) as pool,
         ):
             for job in as_completed([pool.submit(job) for job in jobs]):
@@ -190,21 +192,27 @@ class DeviceExecutor:
 
     def _step(self, shape: StepShape) -> Any:
         if shape not in self._steps:
-            arguments, held = self._arguments(shape), self._held.pop(shape, None)
-            program = self._program_cache.load_held(held, arguments) if held and self._program_cache else None
-            if program is None:
-                made_of = (self.program, shape)
-                program = self._ready(step_function(self.program, shape), str(shape), made_of, arguments)
-            self._steps[shape] = program
+            self._steps[shape] = self._loaded(shape) or self._ready(
+                step_function(self.program, shape), str(shape), (self.program, shape), self._arguments(shape)
+            )
         return self._steps[shape]
 
     def _hold(self, shape: StepShape) -> None:
         """Brings a step from disk into memory without loading it, where that can be done."""
-        start, cache = time.perf_counter(), self._program_cache
+        cache = self._program_cache
         held = held_program(str(shape), (self.program, shape), self._arguments(shape), cache) if cache else None
         if held:
             self._held[shape] = held
-            self._report(str(shape), start, True, held.link.temp_bytes)
+
+    def _loaded(self, shape: StepShape) -> Any | None:
+        """The step that was held, or None where it was not or cannot be loaded."""
+        start, held = time.perf_counter(), self._held.pop(shape, None)
+        if held is None or self._program_cache is None:
+            return None
+        program = self._program_cache.load_held(held, self._arguments(shape))
+        if program is not None and not self._is_warm:  # else it is in the list already
+            self._report(str(shape), time.perf_counter() - start, True, held.link.temp_bytes)
+        return program
 
     def _arguments(self, shape: StepShape) -> tuple[Any, ...]:
         return self.params, self._cache, self._state, jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32)
@@ -221,12 +229,12 @@ class DeviceExecutor:
             LOG.warning("compiling %s while serving: a defect, every program should have been ready", name)
         start = time.perf_counter()
         program, from_cache = executable(function, name, made_of, arguments, self._program_cache)
-        self._report(name, start, from_cache, temp_bytes(program))
+        self._report(name, time.perf_counter() - start, from_cache, temp_bytes(program))
         return program
 
-    def _report(self, name: str, start: float, from_cache: bool, temp_bytes: int) -> None:
-        seconds = time.perf_counter() - start
-        self.programs.append(ProgramReport(name=name, seconds=seconds, from_cache=from_cache, temp_bytes=temp_bytes))
+    def _report(self, name: str, seconds: float, from_cache: bool, temp_bytes: int) -> None:
+        report = ProgramReport(name=name, seconds=seconds, from_cache=from_cache, temp_bytes=temp_bytes)
+        self.programs.append(report)
 
     def place(self, requests: Sequence[Request]) -> None:
         """Takes over requests that were given a slot: sampling rows, and device state where it is needed."""

@@ -36,7 +36,11 @@ _SHA256_BYTES = 32
 
 
 class EntryRefused(Exception):
-    """An entry that is there and cannot be used; the message says why."""
+    """An entry that is there and is not used; the message says why."""
+
+
+class EntryDamaged(EntryRefused):
+    """An entry that nobody can use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +126,8 @@ class ProgramCache:
             return None
         except (OSError, EntryRefused) as error:
             self._note(f"compiled program {path} is not used, it is made anew: {_one_line(error)}")
+            if isinstance(error, EntryDamaged):
+                path.unlink(missing_ok=True)
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # the order of eviction
@@ -185,13 +191,13 @@ def _unpacked(entry: bytes) -> Any:
 
 
 def _checked(content: bytes, key: str) -> bytes:
-    """The packed entry of a file's content. Raises EntryRefused."""
+    """The packed entry of a file's content. Raises EntryDamaged."""
     digest_at = len(FORMAT) + _SHA256_BYTES
     payload_at = digest_at + _SHA256_BYTES
     if content[:digest_at] != FORMAT + bytes.fromhex(key):
-        raise EntryRefused("it is no entry of this format and key")
+        raise EntryDamaged("it is no entry of this format and key")
     if hashlib.sha256(content[payload_at:]).digest() != content[digest_at:payload_at]:
-        raise EntryRefused("it is damaged")
+        raise EntryDamaged("it is damaged")
     return content[payload_at:]
 
 

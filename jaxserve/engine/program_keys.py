@@ -97,8 +97,11 @@ def _function_identity(value: Any) -> Any:
 
 
 def _place(code: CodeType) -> tuple[Any, ...]:
-    """Line, and of lambdas columns too: one line may have several."""
-    return code.co_firstlineno, code.co_code, tuple(code.co_positions()) if code.co_name == "<lambda>" else ()
+    """Line, and of lambdas, of which one line may have several, what they do."""
+    if code.co_name != "<lambda>":
+        return (code.co_firstlineno,)
+    constants = tuple(_place(c) if isinstance(c, CodeType) else identity(c) for c in code.co_consts)
+    return code.co_firstlineno, code.co_code, code.co_names, constants
 
 
 def _name(value: Any) -> str:
