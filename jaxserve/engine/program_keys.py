@@ -172,7 +172,10 @@ def _sources() -> str:
 def _read_sources() -> tuple[str, float]:
     digest, changed_at = hashlib.sha256(), 0.0
     for package in PACKAGES:
-        for path in sorted((_ROOT / package).rglob("*.py")):
+        paths = sorted((_ROOT / package).rglob("*.py"))
+        if not paths:
+            raise Nameless(f"{package} has no sources beside jaxserve's own")
+        for path in paths:
             content = path.read_bytes()
             changed_at = max(changed_at, path.stat().st_ctime)  # also moves when an older file is put in its place
             digest.update(f"{path.relative_to(_ROOT)} {len(content)}\n".encode() + content)

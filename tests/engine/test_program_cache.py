@@ -237,6 +237,16 @@ def test_eviction_takes_what_was_not_used_for_longest(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.program", "c.program"]
 
 
+def test_an_executable_that_was_evicted_is_made_anew(folder, traces):
+    for path in programs(folder):
+        if path.stat().st_size > 2000:  # what leads to it is small
+            path.unlink()
+    listener = Listening()
+    executor = build(folder, listener, warm_up=False).executor
+    assert executor._step(executor.shapes[0])
+    assert (listener.lines, traces["steps"]) == ([], 1)
+
+
 def test_use_counts_as_use(folder):
     for path in programs(folder):
         os.utime(path, (0, 0))

@@ -111,13 +111,17 @@ def test_the_digest_of_sources_covers_names_and_contents(tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(program_keys, "_ROOT", tmp_path)
     read = program_keys._read_sources.__wrapped__
-    file = tmp_path / "jaxserve" / "models" / "llama.py"
-    file.parent.mkdir(parents=True)
+    for package in program_keys.PACKAGES:
+        with pytest.raises(Nameless, match=f"{package} has no sources"):
+            read()
+        (tmp_path / package / "part").mkdir(parents=True)
+        (tmp_path / package / "part" / "one.py").write_text("")
+    file = tmp_path / "jaxserve" / "part" / "one.py"
     digests = {read()[0]}
     for content in ("a", "b"):
         file.write_text(content)
         digests.add(read()[0])
-    file.rename(file.with_name("qwen.py"))
+    file.rename(file.with_name("two.py"))
     digests.add(read()[0])
     assert len(digests) == 4
 
