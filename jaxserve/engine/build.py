@@ -16,6 +16,7 @@ from jaxserve.engine.executor import DeviceExecutor, step_temp_bytes
 from jaxserve.engine.host_memory import prepare_allocator
 from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model, logits_bytes
 from jaxserve.engine.memory import spare_bytes
+from jaxserve.engine.program_cache import ProgramCache
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.spread import spread
 from jaxserve.engine.step import Program
@@ -79,10 +80,11 @@ def build_engine(
         num_slots=num_seqs,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
+        program_cache=_program_cache(config.compilation_cache_dir, progress),
     )
-    decisions.host_memory(executor.huge_page_bytes)
     if warm_up:
         executor.compile_all(progress)
+    decisions.host_memory(executor.huge_page_bytes)
     scheduler = _scheduler(config, budget.num_pages, (num_seqs, num_tokens), max_model_len, need.window)
     return BuiltEngine(
         engine=Engine(scheduler, executor, overlap=config.overlap, seed=config.seed),
@@ -141,6 +143,16 @@ def use_compilation_cache(folder: Path | None) -> None:
         compilation_cache.reset_cache()  # JAX stays with the first folder it wrote to otherwise
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _program_cache(folder: Path | None, progress: Progress) -> ProgramCache | None:
+    """The finished programs beside XLA's own cache; None where there is none, or JAX was told to use none.
+
+    On CPUs only: that what other devices load again does what was compiled has not been tried.
+    """
+    if folder is None or not jax.config.jax_enable_compilation_cache or jax.default_backend() != "cpu":
+        return None
+    return ProgramCache(folder / "programs", progress.note)
 
 
 def _free_bytes(

@@ -15,7 +15,7 @@ from jaxserve.engine.cpu_choice import (
     default_cpu_kernels,
     origins_line,
 )
-from jaxserve.engine.host_memory import keep_freed_memory
+from jaxserve.engine.host_memory import keep_freed_memory, unmap_unused_code
 from jaxserve.engine.loading import FormatsToMultiply, LoadedModel, Recipe, tiled_bytes
 from jaxserve.engine.memory import PageBudget, page_budget
 from jaxserve.engine.progress import Progress
@@ -261,12 +261,13 @@ class Decisions:
         return budget, max_model_len
 
     def host_memory(self, huge_page_bytes: int) -> None:
-        """Settles how a CPU's memory is kept from here on: how much of the cache lies in huge pages, and that freed
-        buffers stay with the process."""
+        """Settles how a CPU's memory is kept once all is loaded: how much of the cache lies in huge pages, that code of
+        the start alone is let go, and that freed buffers stay with the process."""
         if not self.is_cpu:
             return
         reason = "fewer address translations" if huge_page_bytes else "too small, or the system has none"
         self._note("huge_pages", f"{huge_page_bytes:,} bytes of the cache", reason)
+        unmap_unused_code()
         kept = keep_freed_memory()
         reason = "or large temporary buffers would fault page by page" if kept else "this C library cannot keep it"
         self._note("freed_memory", "kept by the process" if kept else "given back", reason)

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -16,10 +15,11 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from jaxserve.engine.buckets import choose_shape
-from jaxserve.engine.compile_watch import CompileWatch
+from jaxserve.engine.compiling import executable, held_program
 from jaxserve.engine.host_memory import in_huge_pages
 from jaxserve.engine.inputs import InputFiller
 from jaxserve.engine.logits import SlotState
+from jaxserve.engine.program_cache import HeldProgram, ProgramCache, temp_bytes
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.requests import EngineRequest, needs_slot_state
 from jaxserve.engine.step import Program, step_function
@@ -36,7 +36,7 @@ MAX_COMPILE_THREADS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramReport:
-    """How one program came to be: seconds, whether the persistent cache had it, and its temporary bytes."""
+    """How one program came to be: seconds, whether a cache on disk had it, and its temporary bytes."""
 
     name: str
     seconds: float
@@ -121,7 +121,12 @@ def _set_slot(
 
 
 class DeviceExecutor:
-    """The real executor. After `compile_all` nothing compiles any more; without it each shape does on first use."""
+    """The real executor. After `compile_all` nothing compiles any more; without it each shape does on first use.
+
+    On a CPU a loaded step takes 16 MB of the memory that serves the model, and most servers never see most batch sizes.
+    So those that a single short request does not need are held as they were on disk, and loaded at their first use,
+    which takes a tenth of a second.
+    """
 
     def __init__(
         self,
@@ -134,8 +139,10 @@ class DeviceExecutor:
         num_slots: int,
         max_model_len: int,
         eos_token_ids: frozenset[int],
+        program_cache: ProgramCache | None = None,
     ) -> None:
         self.program = program
+        self._program_cache = program_cache
         self.params = params
         self.shapes = shapes
         self._eos_token_ids = eos_token_ids
@@ -147,13 +154,22 @@ class DeviceExecutor:
         self.huge_page_bytes = in_huge_pages(self._cache) if is_moved else 0
         self._state = jax.device_put(empty_state(num_slots, max_model_len), program.everywhere)
         self._steps: dict[StepShape, Any] = {}
+        self._held: dict[StepShape, HeldProgram] = {}
         self._set_slot: Any = None
         self.programs: list[ProgramReport] = []
         self._is_warm = False
 
     def compile_all(self, progress: Progress) -> None:
-        """Compiles every program, or reads it from the persistent cache; several at a time."""
-        self._compile([*(partial(self._step, shape) for shape in self.shapes), self._slot_setter], progress)
+        """Compiles every program, or reads it from disk; several at a time."""
+        few_tokens = min(2, self.shapes[-1].chunk_tokens)
+        needed = {choose_shape(self.shapes, 1, 0, 0), choose_shape(self.shapes, 0, few_tokens, 1)}
+        for shape in self.shapes:
+            self._hold(shape)
+        task = "loading compiled steps" if len(self._held) == len(self.shapes) else "compiling"
+        ready = [partial(self._step, shape) for shape in self.shapes if shape in needed or shape not in self._held]
+        self._compile([*ready, self._slot_setter], progress, task)
+        for shape, held in self._held.items():
+            self._report(str(shape), 0.0, True, held.link.temp_bytes)
         self._is_warm = True
         order = [str(shape) for shape in self.shapes]
         self.programs.sort(key=lambda report: order.index(report.name) if report.name in order else len(order))
@@ -167,11 +183,11 @@ class DeviceExecutor:
         wanted |= {choose_shape(self.shapes, 0, size, min(prefills, size)) for size in sizes if size > 1}
         missing = [partial(self._step, shape) for shape in sorted(wanted - self._steps.keys())]
         if missing:
-            self._compile(missing, progress)
+            self._compile(missing, progress, "compiling")
 
-    def _compile(self, jobs: Sequence[Callable[[], Any]], progress: Progress) -> None:
+    def _compile(self, jobs: Sequence[Callable[[], Any]], progress: Progress, task: str) -> None:
         with (
-            progress.task("compiling", len(jobs)) as advance,
+            progress.task(task, len(jobs)) as advance,
             ThreadPoolExecutor(max_workers=min(len(os.sched_getaffinity(0)), MAX_COMPILE_THREADS)) as pool,
         ):
             for job in as_completed([pool.submit(job) for job in jobs]):
@@ -180,32 +196,50 @@ class DeviceExecutor:
 
     def _step(self, shape: StepShape) -> Any:
         if shape not in self._steps:
-            buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32, sharding=self.program.everywhere)
-            arguments = (self.params, self._cache, self._state, buffer)
-            self._steps[shape] = self._compiled(step_function(self.program, shape), str(shape), arguments)
+            self._steps[shape] = self._loaded(shape) or self._ready(
+                step_function(self.program, shape), str(shape), (self.program, shape), self._arguments(shape)
+            )
         return self._steps[shape]
+
+    def _hold(self, shape: StepShape) -> None:
+        """Brings a step from disk into memory without loading it, where that can be done."""
+        cache = self._program_cache
+        held = held_program(str(shape), (self.program, shape), self._arguments(shape), cache) if cache else None
+        if held:
+            self._held[shape] = held
+
+    def _loaded(self, shape: StepShape) -> Any | None:
+        """The step that was held, or None where it was not or cannot be loaded."""
+        start, held = time.perf_counter(), self._held.pop(shape, None)
+        if held is None or self._program_cache is None:
+            return None
+        program = self._program_cache.load_held(held, self._arguments(shape))
+        if program is not None and not self._is_warm:  # else it is in the list already
+            self._report(str(shape), time.perf_counter() - start, True, held.link.temp_bytes)
+        return program
+
+    def _arguments(self, shape: StepShape) -> tuple[Any, ...]:
+        buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32, sharding=self.program.everywhere)
+        return self.params, self._cache, self._state, buffer
 
     def _slot_setter(self) -> Any:
         if self._set_slot is None:
             arguments = (self._state, *jax.device_put(self._slot_row(None), self.program.everywhere))
-            self._set_slot = self._compiled(jax.jit(_set_slot, donate_argnums=0), "place request", arguments)
+            self._set_slot = self._ready(jax.jit(_set_slot, donate_argnums=0), "place request", _set_slot, arguments)
         return self._set_slot
 
-    def _compiled(self, function: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+    def _ready(self, function: Any, name: str, made_of: Any, arguments: tuple[Any, ...]) -> Any:
+        """The executable of a function, from disk without tracing it where it is there; with a report."""
         if self._is_warm:
             LOG.warning("compiling %s while serving: a defect, every program should have been ready", name)
         start = time.perf_counter()
-        with CompileWatch(threading.get_ident()) as watch:
-            compiled = function.lower(*arguments).compile()
-        memory = compiled.memory_analysis()
-        report = ProgramReport(
-            name=name,
-            seconds=time.perf_counter() - start,
-            from_cache=watch.compiled == 0,
-            temp_bytes=memory.temp_size_in_bytes if memory else 0,
-        )
+        program, from_cache = executable(function, name, made_of, arguments, self._program_cache)
+        self._report(name, time.perf_counter() - start, from_cache, temp_bytes(program))
+        return program
+
+    def _report(self, name: str, seconds: float, from_cache: bool, temp_bytes: int) -> None:
+        report = ProgramReport(name=name, seconds=seconds, from_cache=from_cache, temp_bytes=temp_bytes)
         self.programs.append(report)
-        return compiled
 
     def place(self, requests: Sequence[Request]) -> None:
         """Takes over requests that were given a slot: sampling rows, and device state where it is needed."""
@@ -272,6 +306,7 @@ class DeviceExecutor:
                 leaf.delete()
         self.params = self._cache = self._state = None  # type: ignore[assignment]
         self._steps.clear()
+        self._held.clear()
         self._set_slot = None
 
 
