@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from checkpoints.errors import CheckpointError, UnsupportedCheckpoint
+from checkpoints.pages import ask_for_pages, release_pages
 from checkpoints.tensors import BLOCK_SIZES, GGUF_REMOVED_TYPES, GGUF_TYPE_NAMES, TensorInfo
 
 MAX_STRING_BYTES = 16 << 20  # the longest real one, a chat template, is below 100 kB
@@ -47,11 +48,13 @@ class GGUFFile:
         metadata: dict[str, Any],
         tensors: dict[str, TensorInfo],
         mapping: mmap.mmap,
+        metadata_end: int,
     ) -> None:
         self.path = path
         self.version = version
         self.metadata = metadata
         self.tensors = tensors
+        self.metadata_end = metadata_end
         self._mapping = mapping
         self._bytes: np.ndarray | None = np.frombuffer(mapping, np.uint8)
 
@@ -64,6 +67,18 @@ class GGUFFile:
         rows = info.shape[:-1]
         flat = self._bytes[info.offset : info.offset + info.num_bytes]
         return flat.reshape(*rows, info.num_bytes // math.prod(rows))
+
+    def before_tensors(self) -> bytes:
+        """The file up to its table of tensors: magic, version, counts and metadata."""
+        return self._mapping[: self.metadata_end]
+
+    def release(self, name: str) -> None:
+        """Gives back the memory that the tensor's pages took; they are read again where a view still needs them."""
+        release_pages(self._mapping, self.tensors[name])
+
+    def ask_for(self, name: str) -> None:
+        """Has the system read the tensor's pages soon."""
+        ask_for_pages(self._mapping, self.tensors[name])
 
     def close(self) -> None:
         self._bytes = None
@@ -91,12 +106,15 @@ def open_gguf(path: Path) -> GGUFFile:
         num_tensors = cursor.count("tensor count", _LEAST_TENSOR_INFO_BYTES)
         num_keys = cursor.count("metadata count", _LEAST_KEY_VALUE_BYTES)
         metadata = _read_metadata(cursor, num_keys)
+        metadata_end = cursor.position
         alignment = _alignment(path, metadata)
         tensors = _read_tensor_infos(cursor, num_tensors, alignment)
     except BaseException:
         mapping.close()
         raise
-    return GGUFFile(path=path, version=version, metadata=metadata, tensors=tensors, mapping=mapping)
+    return GGUFFile(
+        path=path, version=version, metadata=metadata, tensors=tensors, mapping=mapping, metadata_end=metadata_end
+    )
 
 
 def _map(path: Path) -> mmap.mmap:

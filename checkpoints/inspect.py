@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from checkpoints.errors import CheckpointError
+from checkpoints.generation_config import GenerationConfig, generation_config_beside, read_generation_config
 from checkpoints.gguf import open_gguf
 from checkpoints.json_files import read_json_object
 from checkpoints.load import is_gguf
+from checkpoints.native import is_native, open_native, origin_file
 from checkpoints.safetensors import open_safetensors
 from checkpoints.tensors import TensorInfo
 
@@ -32,10 +34,11 @@ class TokenizerDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """One model on disk. None stands for what the file does not say; a number that varies by layer is its maximum."""
+    """One model on disk. None stands for what the file does not say; a number that varies by layer is its maximum.
+    sampling_defaults, eos_token_ids: what generation_config.json says."""
 
     path: Path
-    container: Literal["gguf", "safetensors"]
+    container: Literal["gguf", "safetensors", "orbax"]
     architecture: str | None
     name: str | None
     num_parameters: int
@@ -54,6 +57,8 @@ class ModelDescription:
     tokenizer: TokenizerDescription | None
     has_chat_template: bool
     chat_template_head: tuple[str, ...]
+    sampling_defaults: dict[str, float | int]
+    eos_token_ids: tuple[int, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """The description in types that JSON has."""
@@ -76,11 +81,35 @@ class _Sizes:
 
 
 def describe(path: Path) -> ModelDescription:
-    """What is in a .gguf file, a .safetensors file, or a folder of safetensors. Raises CheckpointError."""
+    """What is in a .gguf file, a .safetensors file, a folder of safetensors or a native one. Raises CheckpointError."""
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path}: does not exist")
+    if is_native(path):
+        return _describe_native(path)
     return _describe_gguf(path) if is_gguf(path) else _describe_safetensors(path)
+
+
+def _describe_native(path: Path) -> ModelDescription:
+    """What the files say that it was made from, but for the tensors, which are the parameters."""
+    parameters = open_native(path).parameters
+    origin = origin_file(path)
+    of_origin = _describe_gguf(origin) if origin.is_file() else _folder_description(path, path, {}, 0)
+    tensors = {
+        name: TensorInfo(name=name, shape=p.shape, format=p.format, offset=0, num_bytes=p.num_bytes)
+        for name, p in parameters.items()
+    }
+    embedding = tensors.get("embed")
+    return dataclasses.replace(
+        of_origin,
+        path=path,
+        container="orbax",
+        num_parameters=sum(info.num_elements for info in tensors.values()),
+        num_bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        vocab_size=of_origin.vocab_size or (embedding.shape[0] if embedding else None),
+        bytes_by_format=_bytes_by_format(tensors),
+        tensors=tuple(tensors.values()),
+    )
 
 
 def _describe_gguf(path: Path) -> ModelDescription:
@@ -142,7 +171,15 @@ def _describe_safetensors(path: Path) -> ModelDescription:
     folder = path if path.is_dir() else path.parent
     with open_safetensors(path) as files:
         tensors, num_bytes = files.tensors, sum(file.stat().st_size for file in files.paths)
+    return _folder_description(path, folder, tensors, num_bytes)
+
+
+def _folder_description(
+    path: Path, folder: Path, tensors: Mapping[str, TensorInfo], num_bytes: int
+) -> ModelDescription:
     config = _optional_json(folder / "config.json", MAX_CONFIG_BYTES)
+    generation_file = generation_config_beside(path)
+    generation = read_generation_config(generation_file) if generation_file else None
     architectures = config.get("architectures")
     named = architectures[0] if isinstance(architectures, list) and architectures else config.get("model_type")
     return _description(
@@ -155,6 +192,7 @@ def _describe_safetensors(path: Path) -> ModelDescription:
         tokenizer=_folder_tokenizer(folder),
         template=_folder_template(folder),
         num_bytes=num_bytes,
+        generation=generation,
     )
 
 
@@ -210,10 +248,8 @@ def _description(
     tokenizer: TokenizerDescription | None,
     template: str | None,
     num_bytes: int,
+    generation: GenerationConfig | None = None,
 ) -> ModelDescription:
-    bytes_by_format: dict[str, int] = {}
-    for info in tensors.values():
-        bytes_by_format[info.format] = bytes_by_format.get(info.format, 0) + info.num_bytes
     return ModelDescription(
         path=path,
         container=container,
@@ -221,13 +257,22 @@ def _description(
         name=name,
         num_parameters=sum(info.num_elements for info in tensors.values()),
         num_bytes=num_bytes,
-        bytes_by_format=dict(sorted(bytes_by_format.items(), key=lambda item: -item[1])),
+        bytes_by_format=_bytes_by_format(tensors),
         tensors=tuple(tensors.values()),
         tokenizer=tokenizer,
         has_chat_template=bool(template),
         chat_template_head=tuple((template or "").splitlines()[:TEMPLATE_LINES]),
+        sampling_defaults=dict(generation.sampling) if generation else {},
+        eos_token_ids=tuple(sorted(generation.eos_token_ids)) if generation else (),
         **dataclasses.asdict(sizes),
     )
+
+
+def _bytes_by_format(tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for info in tensors.values():
+        sizes[info.format] = sizes.get(info.format, 0) + info.num_bytes
+    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
 def _optional_json(path: Path, max_bytes: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Weights by name from a GGUF file or from safetensors, through one interface.
+"""Weights by name from a GGUF file or from safetensors, through one interface; a native checkpoint is opened here too.
 
 `open_weights` picks the container; a model family reads its tensors from the result without knowing which it is.
 """
@@ -12,6 +12,7 @@ import numpy as np
 
 from checkpoints.errors import CheckpointError, UnsupportedCheckpoint
 from checkpoints.gguf import GGUFFile, open_gguf
+from checkpoints.native import ORIGIN_NAME, NativeArrays, is_native, open_native
 from checkpoints.safetensors import SafetensorsFiles, open_safetensors
 from checkpoints.tensors import HostTensor, TensorInfo
 
@@ -42,6 +43,14 @@ class WeightSource(Protocol):
 
     def read(self, name: str) -> HostTensor: ...
 
+    def ask_for(self, name: str) -> None:
+        """Has the tensor read ahead of its use, where that is possible."""
+        ...
+
+    def release(self, name: str) -> None:
+        """Gives back the memory its pages took. Views stay valid."""
+        ...
+
     def close(self) -> None: ...
 
     def __enter__[S](self: S) -> S: ...
@@ -56,6 +65,7 @@ class _Source:
         self.path = file.path
         self._tensors = file.tensors
         self._close = file.close
+        self.ask_for, self.release = file.ask_for, file.release
 
     def names(self) -> set[str]:
         return set(self._tensors)
@@ -104,16 +114,64 @@ class SafetensorsWeights(_Source):
         return HostTensor(name=name, data=self._files.read(name), format=info.format, shape=info.shape)
 
 
-def open_weights(path: Path) -> GGUFWeights | SafetensorsWeights:
-    """The weights at `path`: a .gguf file, a .safetensors file, or a folder of safetensors.
+class NativeWeights:
+    """A native checkpoint as a WeightSource: metadata and table of the file it came from, of whose tensors only those
+    that are no parameters can be read by name. The parameters are in `arrays`, under our paths."""
+
+    def __init__(self, arrays: NativeArrays, origin: GGUFWeights | None) -> None:
+        self.path = arrays.path
+        self.arrays = arrays
+        self.metadata: Mapping[str, Any] = origin.metadata if origin else {}
+        self._origin = origin
+
+    def names(self) -> set[str]:
+        return set(self.arrays.origin_tensors) | (self._origin.names() if self._origin else set())
+
+    def info(self, name: str) -> TensorInfo:
+        if self._origin and name in self._origin.names():
+            return self._origin.info(name)
+        if name not in self.arrays.origin_tensors:
+            raise CheckpointError(f"{self.path}: has no tensor {name!r}")
+        tensor = self.arrays.origin_tensors[name]
+        return TensorInfo(name=name, shape=tensor.shape, format=tensor.format, offset=0, num_bytes=0)
+
+    def read(self, name: str) -> HostTensor:
+        if self._origin and name in self._origin.names():
+            return self._origin.read(name)
+        raise CheckpointError(f"{self.path}: keeps no tensor {name!r} of the file it came from")
+
+    def ask_for(self, name: str) -> None:
+        pass
+
+    def release(self, name: str) -> None:
+        pass
+
+    def close(self) -> None:
+        if self._origin:
+            self._origin.close()
+
+    def __enter__[S](self: S) -> S:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_weights(path: Path) -> GGUFWeights | SafetensorsWeights | NativeWeights:
+    """The weights at `path`: a .gguf file, a .safetensors file, a folder of safetensors, or a native checkpoint.
 
     Raises CheckpointError; UnsupportedCheckpoint for one part of a split GGUF.
     """
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path}: does not exist")
-    if not is_gguf(path):
-        return SafetensorsWeights(open_safetensors(path))
+    if is_native(path):
+        arrays, origin = open_native(path), path / ORIGIN_NAME
+        return NativeWeights(arrays, _open_gguf_weights(origin) if origin.is_file() else None)
+    return _open_gguf_weights(path) if is_gguf(path) else SafetensorsWeights(open_safetensors(path))
+
+
+def _open_gguf_weights(path: Path) -> GGUFWeights:
     file = open_gguf(path)
     num_splits = file.metadata.get("split.count", 1)
     if num_splits not in (0, 1):

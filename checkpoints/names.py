@@ -21,13 +21,23 @@ class NameMap:
 
     NAMES = NameMap(rules={"layers.{layer}.attention.q": "blk.{layer}.attn_q.weight"})
     NAMES.tensor_name("layers.3.attention.q")  # "blk.3.attn_q.weight"
+
+    A placeholder that only the file's side has stands for several tensors that are one parameter: experts.
     """
 
     rules: Mapping[str, str]
 
     def tensor_name(self, parameter: str) -> str:
-        """The file's name for one of our parameters. KeyError where no rule matches: the family's table is wrong."""
+        """The file's name for one of our parameters, a placeholder of the file's side alone left in it.
+
+        KeyError where no rule matches: the family's table is wrong.
+        """
         return _translate(parameter, self.rules.items())
+
+    def tensor_names(self, parameter: str, count: int) -> list[str]:
+        """The file's names for one of our parameters: one, or `count` where it is kept as several tensors."""
+        name = self.tensor_name(parameter)
+        return [_PLACEHOLDER.sub(str(n), name) for n in range(count)] if _PLACEHOLDER.search(name) else [name]
 
     def parameter(self, tensor_name: str) -> str:
         """Our path for one of the file's tensors; KeyError where no rule matches."""
@@ -90,8 +100,13 @@ def _pattern(rule: str) -> re.Pattern[str]:
 def _translate(name: str, rules: Iterable[tuple[str, str]]) -> str:
     for source, target in rules:
         if match := _pattern(source).fullmatch(name):
-            return target.format(**match.groupdict())
+            return _filled(target, match.groupdict())
     raise KeyError(f"no rule of the name map matches {name!r}")
+
+
+def _filled(rule: str, numbers: Mapping[str, str]) -> str:
+    """The rule with its placeholders replaced, those without a number left in it."""
+    return _PLACEHOLDER.sub(lambda sign: numbers.get(sign[1], sign[0]), rule)
 
 
 def _fill(ours: str, theirs: str, counts: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from jaxtyping import Shaped
 
 from checkpoints.errors import CheckpointError, UnsupportedCheckpoint
 from checkpoints.json_files import parse_json_object, read_json_object
+from checkpoints.pages import ask_for_pages, release_pages
 from checkpoints.tensors import TensorInfo
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -65,6 +66,14 @@ class SafetensorsFiles:
         mapping = self._mapping_of[name]
         flat = np.frombuffer(mapping, DTYPES[info.format], count=info.num_elements, offset=info.offset)
         return np.require(flat, requirements="A").reshape(info.shape)
+
+    def release(self, name: str) -> None:
+        """Gives back the memory that the tensor's pages took; they are read again where a view still needs them."""
+        release_pages(self._mapping_of[name], self.tensors[name])
+
+    def ask_for(self, name: str) -> None:
+        """Has the system read the tensor's pages soon."""
+        ask_for_pages(self._mapping_of[name], self.tensors[name])
 
     def close(self) -> None:
         for mapping in self._mappings:

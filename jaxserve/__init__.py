@@ -22,7 +22,8 @@ if TYPE_CHECKING:
         ShuttingDown,
     )
     from jaxserve.offline import LLM
-    from jaxserve.outputs import CompletionOutput, Logprob, RequestOutput
+    from jaxserve.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+    from jaxserve.pooling_params import PoolingParams
     from jaxserve.sampling_params import SamplingParams
 
     __version__: str
@@ -34,12 +35,15 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "DownloadError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineDied",
     "InvalidRequest",
     "JaxserveError",
     "Logprob",
     "ModelNotFound",
     "Overloaded",
+    "PoolingParams",
     "PromptTooLong",
     "RequestOutput",
     "SamplingParams",
@@ -51,7 +55,10 @@ __all__ = [
 _MODULES = {
     "LLM": "jaxserve.offline",
     "SamplingParams": "jaxserve.sampling_params",
+    "PoolingParams": "jaxserve.pooling_params",
     "CompletionOutput": "jaxserve.outputs",
+    "EmbeddingOutput": "jaxserve.outputs",
+    "EmbeddingRequestOutput": "jaxserve.outputs",
     "Logprob": "jaxserve.outputs",
     "RequestOutput": "jaxserve.outputs",
     "CheckpointError": "checkpoints.errors",

@@ -22,6 +22,9 @@ class EngineConfig:
     when None. overlap: dispatch the next step before the last one's tokens are read. deterministic: the logits of a
     request are bit-identical in every batch. max_waiting: requests queued before new ones are refused. threads: of
     XLA's pool on the host, one pool for a whole process. cpu_level: the instructions that CPU kernels may use.
+    generation_config: "auto" takes sampling defaults from the model's generation_config.json, "none" has none, anything
+    else is such a file or its folder. plan: a file with the sizes of the mesh, or tensor_parallel_size and
+    expert_parallel_size: devices that share heads and widths, and experts.
     """
 
     model: str
@@ -38,17 +41,22 @@ class EngineConfig:
     cpu_level: CpuLevel = "auto"
     expand_weights: ExpandWeights = "auto"
     plan: str | None = None
+    tensor_parallel_size: int | None = None
+    expert_parallel_size: int | None = None
+    data_parallel_size: int | None = None
     seed: int = 0
     enable_prefix_caching: bool = True
     overlap: bool = True
     deterministic: bool = False
     max_waiting: int = 1024
     chat_template: str | None = None
+    generation_config: str = "auto"
     cache_dir: Path | None = None
     compilation_cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "model", os.fspath(self.model))
+        for name in ("model", "generation_config"):
+            object.__setattr__(self, name, os.fspath(getattr(self, name)))
         for name in _PATHS:  # text is as good as a Path, from a notebook
             if isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, Path(value))
@@ -66,9 +74,14 @@ class EngineConfig:
         for name, allowed in _CHOICES:
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{_flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        if self.plan is not None:
+        if self.plan is not None and (self.tensor_parallel_size or self.expert_parallel_size):
+            raise ConfigError(f"--plan {self.plan} states the sizes of the mesh: leave the parallel sizes out")
+        if self.plan is not None and not Path(self.plan).is_file():
+            raise ConfigError(f"--plan {self.plan}: no such file; it must be a TOML file with a table [mesh]")
+        if (self.data_parallel_size or 1) > 1:
             raise ConfigError(
-                f"--plan {self.plan}: this version runs on one device; leave --plan out (plans are not built yet)"
+                f"--data-parallel-size {self.data_parallel_size}: this version has no replicas in one process; start "
+                "one server for each, with different devices"
             )
 
     @classmethod
@@ -86,6 +99,9 @@ _MINIMUMS = (
     ("kv_cache_memory_bytes", 1),
     ("threads", 1),
     ("max_waiting", 1),
+    ("tensor_parallel_size", 1),
+    ("expert_parallel_size", 1),
+    ("data_parallel_size", 1),
 )
 _SWITCHES = ("enable_prefix_caching", "overlap", "deterministic")
 _PATHS = ("cache_dir", "compilation_cache_dir")

@@ -13,12 +13,14 @@ from rich.progress import Progress as RichProgress
 from checkpoints import errors as checkpoint_errors
 from checkpoints import hub
 from checkpoints.load import is_gguf, open_weights
+from checkpoints.native import origin_file
 from jaxserve.config import EngineConfig
 from jaxserve.engine.build import build_engine
 from jaxserve.engine.progress import Notes, Progress, Silent
-from jaxserve.errors import ConfigError, DownloadError, InvalidRequest, ModelNotFound, ShuttingDown
-from jaxserve.frontend import EngineStats, Frontend, Generation, ServedModel
-from jaxserve.outputs import CompletionOutput, RequestOutput, TextDelta
+from jaxserve.errors import ConfigError, DownloadError, InvalidRequest, JaxserveError, ModelNotFound, ShuttingDown
+from jaxserve.frontend import EngineStats, Frontend, Generation, ServedModel, generation_defaults
+from jaxserve.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, TextDelta
+from jaxserve.pooling_params import Pooling, PoolingParams
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.tokens import ChatTemplate, Tokenizer, load_tokenizer_from_folder, load_tokenizer_from_gguf
 
@@ -43,9 +45,10 @@ def start_frontend(config: EngineConfig, progress: Progress, *, warm_up: bool, m
     shape compiles on first use.
     """
     path = find_model(config.model, config.cache_dir)
-    tokenizer = read_tokenizer(path, progress)
+    defaults = generation_defaults(config.generation_config, path)
+    tokenizer = read_tokenizer(path, progress, reads_generation_config=defaults.is_models)
     template = _chat_template(config, tokenizer)
-    eos_token_ids = frozenset() if tokenizer is None else tokenizer.eos_token_ids
+    eos_token_ids = defaults.joined_eos_ids(frozenset() if tokenizer is None else tokenizer.eos_token_ids)
     built = build_engine(config, path, eos_token_ids, progress, warm_up=warm_up)
     served = ServedModel(
         name=config.model,
@@ -55,12 +58,14 @@ def start_frontend(config: EngineConfig, progress: Progress, *, warm_up: bool, m
         eos_token_ids=eos_token_ids,
         tokenizer=tokenizer,
         chat_template=template,
+        sampling_defaults=defaults.sampling,
+        embedding_size=built.loaded.config.hidden_size,
     )
     return Frontend(
         built.engine,
         served,
         max_open=max_open if max_open is not None else built.choices["max_num_seqs"].value + config.max_waiting,
-        choices=built.choices,
+        choices=built.choices | defaults.choices(eos_token_ids),
         programs=built.executor.programs,
         startup_seconds=built.seconds,
         is_warm=warm_up,
@@ -68,8 +73,9 @@ def start_frontend(config: EngineConfig, progress: Progress, *, warm_up: bool, m
     )
 
 
-def read_tokenizer(path: Path, progress: Progress) -> Tokenizer | None:
+def read_tokenizer(path: Path, progress: Progress, *, reads_generation_config: bool = True) -> Tokenizer | None:
     """The model's tokenizer, or None where it has none, which is said: token ids still work."""
+    path = origin_file(path)  # of a native checkpoint that was a GGUF file
     if is_gguf(path):
         with open_weights(path) as source:
             metadata = source.metadata
@@ -81,7 +87,7 @@ def read_tokenizer(path: Path, progress: Progress) -> Tokenizer | None:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         progress.note(f"{folder.name} holds no tokenizer: send token ids, text needs one")
         return None
-    return load_tokenizer_from_folder(folder)
+    return load_tokenizer_from_folder(folder, reads_generation_config=reads_generation_config)
 
 
 def _chat_template(config: EngineConfig, tokenizer: Tokenizer | None) -> ChatTemplate | None:
@@ -126,12 +132,9 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """One result per prompt, in order. A prompt is text, token ids, or {"prompt": ...} / {"prompt_token_ids": ...}
-        with an optional "cache_salt". use_tqdm: show a bar of finished requests on stderr."""
-        if not isinstance(prompts, str | dict | list | tuple):
-            raise _not_a_prompt(prompts)
-        many: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
-        read = [self._read_prompt(prompt) for prompt in many]
-        return self._run(read, sampling_params, use_tqdm, priority)
+        with an optional "cache_salt". sampling_params None: `get_default_sampling_params()`. use_tqdm: show a bar of
+        finished requests on stderr."""
+        return self._run(self._read_prompts(prompts), sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -155,6 +158,31 @@ class LLM:
         read = [_Read(self.frontend.encode_chat(list(each), **options), None, None) for each in conversations]  # type: ignore[arg-type]
         return self._run(read, sampling_params, use_tqdm, None)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        use_tqdm: bool = False,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector per prompt, in order, from the hidden states behind the model's last norm. Prompts are those of
+        `generate`; the rest is explained at `PoolingParams`. They share steps with whatever else runs."""
+        params = PoolingParams(pooling=pooling, normalize=normalize, dimensions=dimensions)
+        params.check(self.frontend.embedding_size)
+        generations: list[Generation] = []
+        try:
+            for prompt in self._read_prompts(prompts):
+                salt = prompt.cache_salt
+                generations.append(self.frontend.submit_embedding(prompt.token_ids, pooling, cache_salt=salt))
+            with _bar(use_tqdm) as bar:
+                return [_collect_embedding(each, params) for each in bar.track(generations, description="requests")]
+        except BaseException:
+            for generation in generations:
+                generation.abort()
+            raise
+
     def _run(
         self,
         prompts: list["_Read"],
@@ -162,7 +190,7 @@ class LLM:
         shows_bar: bool,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
-        params = sampling_params if sampling_params is not None else SamplingParams()
+        params = sampling_params if sampling_params is not None else self.get_default_sampling_params()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if wrong := [p for p in each if not isinstance(p, SamplingParams)]:
             raise InvalidRequest(f"sampling_params must be SamplingParams or a list of them, got {wrong[0]!r}")
@@ -186,6 +214,12 @@ class LLM:
                 generation.abort()
             raise
 
+    def _read_prompts(self, prompts: Prompt | Sequence[Prompt]) -> list["_Read"]:
+        if not isinstance(prompts, str | dict | list | tuple):
+            raise _not_a_prompt(prompts)
+        many: list[Any] = [prompts] if _is_single(prompts) else list(prompts)
+        return [self._read_prompt(prompt) for prompt in many]
+
     def _read_prompt(self, prompt: Prompt) -> "_Read":
         if isinstance(prompt, str):
             return _Read(self.frontend.encode_prompt(prompt), prompt, None)
@@ -205,6 +239,11 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer."""
         return self.frontend.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends, the fields' own defaults where it says nothing. For a
+        change: `dataclasses.replace(llm.get_default_sampling_params(), max_tokens=100)`."""
+        return SamplingParams(**self.frontend.sampling_defaults)  # type: ignore[arg-type]
 
     def get_metrics(self) -> EngineStats:
         """Counters since the start."""
@@ -273,6 +312,20 @@ def collect(generation: Generation, prompt: str | None) -> RequestOutput:
         prompt_logprobs=generation.prompt_logprobs,
         outputs=outputs,
         num_cached_tokens=generation.num_cached_tokens,
+    )
+
+
+def _collect_embedding(generation: Generation, params: PoolingParams) -> EmbeddingRequestOutput:
+    """Waits for an embedding request. Raises ShuttingDown, or JaxserveError where the model computed NaN."""
+    [reason] = [delta.finish_reason for delta in generation]
+    if reason == "abort":
+        raise ShuttingDown("the LLM was closed while it embedded; vectors are missing")
+    if generation.pooled is None:
+        raise JaxserveError("a prompt has no embedding: the model computed no finite values for it")
+    return EmbeddingRequestOutput(
+        request_id=generation.request_id,
+        outputs=EmbeddingOutput(embedding=params.embedding(generation.pooled)),
+        prompt_token_ids=generation.prompt_token_ids,
     )
 
 

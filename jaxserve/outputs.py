@@ -46,6 +46,23 @@ class CompletionOutput:
 
 
 @dataclass(kw_only=True, slots=True)
+class EmbeddingOutput:
+    """The vector of one prompt, values of float32."""
+
+    embedding: list[float]
+
+
+@dataclass(kw_only=True, slots=True)
+class EmbeddingRequestOutput:
+    """One finished embedding request."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
+@dataclass(kw_only=True, slots=True)
 class RequestOutput:
     """One finished request. prompt_logprobs[0] is None: nothing predicts the first token."""
 

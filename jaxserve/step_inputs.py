@@ -82,12 +82,14 @@ class StepInputs:
     target_ids: the prompt token that follows each token, -1 where no prompt logprob is wanted.
     slots: the row of the per-slot state that belongs to each row; padding rows use the spare last slot.
     draws: 1 where the row's last token is its newest, so that a token is drawn from its logits.
+    pooling: what is to become of the row's hidden states; a code of engine/pooling.py, 0 for nothing.
     """
 
     token_ids: Int32[Array, "T"]
     target_ids: Int32[Array, "T"]
     slots: Int32[Array, "B"]
     draws: Int32[Array, "B"]
+    pooling: Int32[Array, "B"]
     layout: RaggedLayout
     sampling: SamplingInputs
     wants_prompt_logprobs: Int32[Array, ""]
@@ -111,11 +113,12 @@ class TokenLogprobs:
 @pytree
 @dataclass(frozen=True, kw_only=True)
 class StepOutputs:
-    """Drawn token per row, and log probabilities (zeros where no row wants them)."""
+    """Drawn token per row; log probabilities and pooled hidden states (zeros where no row wants them)."""
 
     token_ids: Int32[Array, "B"]
     logprobs: TokenLogprobs
     prompt_logprobs: TokenLogprobs
+    pooled: Float32[Array, "B D"]
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,7 @@ def packing(shape: StepShape) -> tuple[tuple[_Field, ...], int]:
         ("kv_lengths", (rows,)),
         ("slots", (rows,)),
         ("draws", (rows,)),
+        ("pooling", (rows,)),
         ("sampling", (rows, NUM_COLUMNS)),
         ("wants_prompt_logprobs", ()),
         ("page_table", (rows, shape.max_pages)),
@@ -167,6 +171,7 @@ def unpack(buffer: Int32[Array, "W"], shape: StepShape) -> StepInputs:
         target_ids=part["target_ids"],
         slots=part["slots"],
         draws=part["draws"],
+        pooling=part["pooling"],
         layout=RaggedLayout(
             query_starts=part["query_starts"],
             kv_lengths=part["kv_lengths"],

@@ -8,7 +8,14 @@ from typing import Literal
 from jaxtyping import Array
 
 from pallas_kernels.cpu.targets import Targets
+from pallas_kernels.grouped_matmul import cpu as grouped_cpu
+from pallas_kernels.grouped_matmul import reference as grouped_reference
+from pallas_kernels.grouped_matmul import xla as grouped_xla
 from pallas_kernels.kv_pages import KVPages
+from pallas_kernels.mla_attention import cpu as mla_cpu
+from pallas_kernels.mla_attention import reference as mla_reference
+from pallas_kernels.mla_attention import xla as mla_xla
+from pallas_kernels.mla_attention.latent_pages import LatentPages
 from pallas_kernels.paged_attention import cpu as attention_cpu
 from pallas_kernels.paged_attention import reference as attention_reference
 from pallas_kernels.paged_attention import xla as attention_xla
@@ -21,7 +28,11 @@ KernelName = Literal["auto", "reference", "xla", "cpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """One field per op. A named choice never falls back: an op that cannot serve a shape raises with the reason."""
+    """One field per op. A named choice never falls back: an op that cannot serve a shape raises with the reason.
+
+    spread_over: mesh axes over which the program runs that calls the ops, each device with its part of the weights
+    (under shard_map); empty on one device.
+    """
 
     name: str
     new_pages: Callable[..., KVPages]
@@ -29,6 +40,11 @@ class Kernels:
     paged_attention: Callable[..., Array]
     check_page_size: Callable[[int], None]
     quantized_matmul: Callable[..., Array]
+    grouped_matmul: Callable[..., Array]
+    new_latent_pages: Callable[..., LatentPages]
+    write_latent: Callable[..., LatentPages]
+    mla_attention: Callable[..., Array]
+    spread_over: tuple[str, ...] = ()
 
 
 REFERENCE = Kernels(
@@ -38,6 +54,10 @@ REFERENCE = Kernels(
     paged_attention=attention_reference.paged_attention,
     check_page_size=lambda page_size: None,
     quantized_matmul=matmul_reference.quantized_matmul,
+    grouped_matmul=grouped_reference.grouped_matmul,
+    new_latent_pages=mla_reference.new_pages,
+    write_latent=mla_reference.write_latent,
+    mla_attention=mla_reference.mla_attention,
 )
 XLA = Kernels(
     name="xla",
@@ -46,6 +66,10 @@ XLA = Kernels(
     paged_attention=attention_xla.paged_attention,
     check_page_size=attention_xla.check_page_size,
     quantized_matmul=matmul_xla.quantized_matmul,
+    grouped_matmul=grouped_xla.grouped_matmul,
+    new_latent_pages=mla_xla.new_pages,
+    write_latent=mla_xla.write_latent,
+    mla_attention=mla_xla.mla_attention,
 )
 
 
@@ -58,6 +82,10 @@ def cpu_kernels(targets: Targets) -> Kernels:
         paged_attention=partial(attention_cpu.paged_attention, targets=targets),
         check_page_size=attention_cpu.check_page_size,
         quantized_matmul=partial(matmul_cpu.quantized_matmul, targets=targets),
+        grouped_matmul=partial(grouped_cpu.grouped_matmul, targets=targets),
+        new_latent_pages=mla_cpu.new_pages,
+        write_latent=partial(mla_cpu.write_latent, targets=targets),
+        mla_attention=partial(mla_cpu.mla_attention, targets=targets),
     )
 
 

@@ -15,7 +15,8 @@ class RaggedLayout:
 
     kv_lengths: tokens of the sequence in the cache once this step's are written; 0 for a padding row.
     query_starts: row b owns tokens query_starts[b] .. query_starts[b + 1].
-    page_table: page numbers of each row in order; entries at or past the end of a sequence are never followed.
+    page_table: page numbers of each row in order; entries at or past the end of a sequence are never followed. Those
+    before the window of all of a row's tokens count for nothing, and are -1 where the pages were given back.
     num_single_rows: the first so many rows own exactly one token each (row i owns token i); static, so that a
     backend may treat them as a dense batch of decodes and the remaining rows as prefill chunks.
     """

@@ -30,6 +30,7 @@ AXES = (
     Axis(name="rope", letter="R", meaning="rope size"),
     Axis(name="ffn", letter="F", meaning="ffn width"),
     Axis(name="experts", letter="E", meaning="experts"),
+    Axis(name="choices", letter="U", meaning="experts a router chooses from, on every device"),
     Axis(name="chosen_experts", letter="X", meaning="experts per token"),
     Axis(name="vocab", letter="V", meaning="vocabulary size"),
     Axis(name="pages", letter="P", meaning="pages"),

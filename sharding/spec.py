@@ -20,6 +20,11 @@ class ArraySpec:
         """Number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def is_vector(self) -> bool:
+        """Whether it is a vector, or one for each expert (biases, a router): kept in float32 whatever the file has."""
+        return len([axis for axis in self.axes if axis not in ("experts", "choices")]) <= 1
+
 
 def paths(tree: object, prefix: str = "") -> dict[str, ArraySpec]:
     """Every spec of a tree of dicts and tuples under its dotted path, e.g. "layers.3.attention.q"."""

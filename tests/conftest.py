@@ -1,6 +1,7 @@
 """What every test runs under: checked array shapes, the CPU backend, a compilation cache inside the clone."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).parent))  # so that tests import what they share by name
+from fixture_files import unpack_all  # noqa: E402
 
 # Before jax is imported, and inherited by the processes that tests start.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -18,6 +21,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 install_import_hook(["jaxserve", "pallas_kernels", "sharding", "checkpoints"], "beartype.beartype")
 
 DEVICE_PLATFORMS = {"gpu": ("cuda", "gpu"), "tpu": ("tpu",)}
+
+
+def pytest_sessionstart() -> None:
+    """Fixture weights are packed in the repository."""
+    unpack_all()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,7 +1,9 @@
 """`LLM` on a tiny model: memory comes back, a second start compiles nothing, and nothing compiles once ready."""
 
 import gc
+import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -79,7 +81,6 @@ def test_a_failed_start_gives_its_memory_back():
 def test_a_second_start_compiles_nothing(warm):
     with CompileWatch() as watch, warm_frontend() as second:
         assert generate(second, GREEDY) == generate(warm, GREEDY)
-    assert watch.requests > 0
     assert watch.compiled == 0
     assert len(second.programs) == len(warm.programs) > 1
     assert all(program.from_cache for program in second.programs if program.name != "place request")  # jit's own
@@ -106,6 +107,7 @@ def test_a_compilation_after_ready_is_counted_and_said(caplog):
         assert frontend.stats().compiles_after_ready_total == 0
         device: Any = frontend.engine.executor
         device._steps.clear()  # as if a shape had been forgotten
+        device._program_cache = None
         generate(frontend, GREEDY)
         assert frontend.stats().compiles_after_ready_total > 0
     said = [record.message for record in caplog.records if record.name == "jaxserve"]
@@ -176,3 +178,24 @@ def test_logprobs_agree_with_scoring_the_text(warm):
         written, read = output.logprobs[place], scored[len(PROMPT) + place]
         assert list(written) == list(read)
         assert written[token].logprob == pytest.approx(read[token].logprob, abs=1e-4)  # float32, other step shapes
+
+
+def test_generation_config_gives_defaults_and_ends(tmp_path):
+    """The third greedy token ends it: its id stands in the file, which the model has beside its weights."""
+    with LLM(TINY, **options()) as llm:
+        greedy = llm.generate([PROMPT], GREEDY)[0].outputs[0].token_ids
+    shutil.copytree(TINY, tmp_path / "model")
+    content = {"do_sample": False, "max_new_tokens": 5, "eos_token_id": [greedy[2]]}
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(content))
+    want = {"auto": greedy[: greedy.index(greedy[2]) + 1], "none": greedy}
+    for chosen, ids in want.items():
+        with LLM(str(tmp_path / "model"), **options(), generation_config=chosen) as llm:
+            params = llm.get_default_sampling_params()
+            assert params == (SamplingParams(temperature=0.0, max_tokens=5) if chosen == "auto" else SamplingParams())
+            given = None if chosen == "auto" else GREEDY
+            assert llm.generate([PROMPT], given)[0].outputs[0].token_ids == ids
+            found = llm.effective_config()
+            assert found["sampling_defaults"]["value"] == (
+                {"temperature": 0.0, "max_tokens": 5} if chosen == "auto" else {}
+            )
+            assert found["eos_token_ids"]["value"] == ([greedy[2]] if chosen == "auto" else [])

@@ -52,7 +52,7 @@ def test_round_trip(shape):
     views["sampling"][:, len(FLOAT_COLUMNS) + INT_COLUMNS.index("min_tokens")] = 2 + np.arange(shape.num_rows)
     inputs = jax.jit(lambda packed: unpack(packed, shape))(jnp.asarray(buffer))
 
-    for name in ("token_ids", "target_ids", "slots", "draws", "wants_prompt_logprobs"):
+    for name in ("token_ids", "target_ids", "slots", "draws", "pooling", "wants_prompt_logprobs"):
         np.testing.assert_array_equal(getattr(inputs, name), views[name])
     for name in ("query_starts", "kv_lengths", "page_table"):
         np.testing.assert_array_equal(getattr(inputs.layout, name), views[name])

@@ -22,7 +22,7 @@ from jaxserve.engine.build import BuiltEngine, build_engine
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.step import logits_of_tokens
 from jaxserve.errors import ConfigError
-from jaxserve.kv_cache import KVCacheSpec, empty_cache
+from jaxserve.kv_cache import cache_spec, empty_cache
 from jaxserve.offline import find_model, read_tokenizer
 from pallas_kernels.ragged import RaggedLayout
 
@@ -60,13 +60,7 @@ class ForcedModel:
         self._built = built
         config = built.loaded.config
         self._num_pages = -(-window // built.page_size)
-        self._spec = KVCacheSpec(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_size=config.head_size,
-            page_size=built.page_size,
-            dtype=built.choices["kv_cache_dtype"].value,
-        )
+        self._spec = cache_spec(config, built.page_size, built.choices["kv_cache_dtype"].value)
         self._run = jax.jit(partial(logits_of_tokens, built.executor.program), donate_argnums=1)
 
     def logits(self, token_ids: Sequence[int], chunk: int) -> Iterator[Float[Any, "T V"]]:

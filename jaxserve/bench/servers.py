@@ -16,13 +16,17 @@ from jaxserve.bench.startup import COMMAND, READY
 
 @contextlib.contextmanager
 def own_server(arguments: Sequence[str], timeout_seconds: float) -> Iterator[str]:
-    """`jaxserve serve` with these arguments on a free port: its address, once it is ready."""
+    """`jaxserve serve` with these arguments on a free port: its address, once it is ready.
+
+    A load names what it samples with; what else a model recommends (top_k, penalties) must not be measured unless the
+    arguments ask for it.
+    """
 
     def address(output: str) -> str | None:
         found = READY.search(output)
         return found[1] if found else None
 
-    with running([*COMMAND, *arguments, "--port", "0"], address, timeout_seconds) as url:
+    with running([*COMMAND, "--generation-config=none", *arguments, "--port", "0"], address, timeout_seconds) as url:
         yield url
 
 

@@ -1,4 +1,5 @@
-"""How long `jaxserve serve` takes from its process's start to its first token: without and with compiled programs."""
+"""How long `jaxserve serve` takes from its process's start to its first token, without and with compiled programs, and
+the memory it then takes."""
 
 import re
 import signal
@@ -28,10 +29,14 @@ COMMAND = (sys.executable, "-c", "from jaxserve.cli.main import run; run()", "se
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Seconds from the process's start until the server was healthy and until its first token came."""
+    """Seconds from the process's start until the server was healthy and until its first token came, and its resident
+    memory once that request was answered: all of it, and without the pages of files such as libraries. None where the
+    system does not tell."""
 
     healthy_seconds: float
     first_token_seconds: float
+    resident_bytes: int | None
+    own_bytes: int | None
 
 
 def bench_startup(
@@ -62,6 +67,11 @@ def bench_startup(
         rounds = interleaved({"first": start, "second": start}, num_rounds=num_rounds, num_warm_up=0, advance=done)
     first, second = ([s.first_token_seconds for s in rounds[name]] for name in ("first", "second"))
     healthy = {name: [s.healthy_seconds for s in rounds[name]] for name in rounds}
+    memory = [
+        Figure(name=f"second start, resident memory{which}", unit="MB", value=spread([n / 1e6 for n in sizes]))
+        for which, field in (("", "resident_bytes"), (" without files", "own_bytes"))
+        if None not in (sizes := [getattr(s, field) for s in rounds["second"]])
+    ]
     return Report(
         title="startup",
         model=model,
@@ -72,8 +82,12 @@ def bench_startup(
             Figure(name="second start, to the first token", unit="s", value=spread(second)),
             Figure(name="first start, to healthy", unit="s", value=spread(healthy["first"])),
             Figure(name="second start, to healthy", unit="s", value=spread(healthy["second"])),
+            *memory,
         ),
-        notes=("the first start has an empty compilation cache; model file and Python are in the page cache",),
+        notes=(
+            "the first start has an empty compilation cache; model file and Python are in the page cache",
+            "memory is read when one request has been answered",
+        ),
     )
 
 
@@ -99,6 +113,7 @@ def start_once(command: Sequence[str], timeout_seconds: float) -> Start:
             url = _ready_url(process, begin + timeout_seconds)
             healthy = _when_healthy(url, begin + timeout_seconds)
             first_token = _first_token(url, begin + timeout_seconds)
+            resident_bytes, own_bytes = resident_memory(Path(f"/proc/{process.pid}/status"))
             process.send_signal(signal.SIGTERM)
             code = process.wait(timeout_seconds)
             if code != 0:
@@ -110,7 +125,22 @@ def start_once(command: Sequence[str], timeout_seconds: float) -> Start:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
-    return Start(healthy_seconds=healthy - begin, first_token_seconds=first_token - begin)
+    return Start(
+        healthy_seconds=healthy - begin,
+        first_token_seconds=first_token - begin,
+        resident_bytes=resident_bytes,
+        own_bytes=own_bytes,
+    )
+
+
+def resident_memory(status: Path) -> tuple[int | None, int | None]:
+    """Resident bytes of a process by its file in /proc, all and without those of files; None where there is no such
+    file."""
+    if not status.exists():
+        return None, None
+    found = dict(re.findall(r"^(VmRSS|RssFile):\s+(\d+) kB$", status.read_text(), re.MULTILINE))
+    total, files = int(found["VmRSS"]) * 1024, int(found["RssFile"]) * 1024
+    return total, total - files
 
 
 def _ready_url(process: subprocess.Popen[str], deadline: float) -> str:
@@ -167,6 +197,8 @@ def _first_token(url: str, deadline: float) -> float:
         for line in response.iter_lines():
             if line.startswith("data:") and first is None:
                 first = time.perf_counter()
+                if '"choices"' not in line:
+                    raise BenchmarkFailed(f"the completion began with {line!r:.300}")
     if first is None:
         raise BenchmarkFailed("the completion had no event")
     return first

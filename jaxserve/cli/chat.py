@@ -4,7 +4,7 @@ import dataclasses
 import sys
 from typing import Any
 
-from jaxserve.cli.options import engine_options, sampling_options, takes
+from jaxserve.cli.options import SamplingChoice, engine_options, sampling_options, takes
 from jaxserve.cli.report import Figures, GenerationClock
 from jaxserve.cli.startup import Started, started, with_sign
 from jaxserve.cli.terminal import note, write_text
@@ -24,13 +24,13 @@ HELP = (
     config=engine_options(),
     sampling=sampling_options(max_tokens=1024, temperature=0.0, leave_out=("n", "logprobs", "prompt_logprobs")),
 )
-def chat(config: EngineConfig, sampling: SamplingParams) -> None:
+def chat(config: EngineConfig, sampling: SamplingChoice) -> None:
     """Talk with a model. /help lists what can be typed besides messages."""
     with started(config) as running:
         if running.frontend.chat_template is None:
             raise ConfigError("this model has no chat template: give --chat-template, or use `jaxserve generate`")
         note("/help lists the commands; /exit or Ctrl-D leaves")
-        Conversation(running, sampling).run()
+        Conversation(running, sampling.over(running.frontend.sampling_defaults)).run()
 
 
 class Conversation:

@@ -186,12 +186,12 @@ def check_cpu_kernels(config: EngineConfig) -> Iterator[Finding]:
 
     from jaxserve.engine.cpu_choice import CpuKernelsUnavailable, KernelNeeds, available_cpu_kernels, origins_line
     from jaxserve.engine.progress import Silent
+    from jaxserve.kv_cache import KVCacheSpec
 
     if jax.devices()[0].platform != "cpu" or config.kernels not in ("auto", "cpu"):
         return
-    needs = KernelNeeds(
-        formats=frozenset(("Q4_1", "Q8_0")), cache_dtype="float32", page_size=config.page_size, head_size=64
-    )
+    cache = KVCacheSpec(num_layers=1, num_kv_heads=1, head_size=64, page_size=config.page_size, dtype="float32")
+    needs = KernelNeeds(formats=frozenset(("Q4_1", "Q8_0")), cache=cache)
     level = None if config.cpu_level == "auto" else config.cpu_level
     try:
         targets = available_cpu_kernels(needs, config.compilation_cache_dir, level, Silent())

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxserve.cli.bars import Bars
-from jaxserve.cli.options import engine_options, sampling_options, takes
+from jaxserve.cli.options import SamplingChoice, engine_options, sampling_options, takes
 from jaxserve.cli.report import Figures, GenerationClock
 from jaxserve.cli.startup import Started, started, with_sign
 from jaxserve.cli.terminal import note, print_json, write_text
@@ -21,7 +21,7 @@ from jaxserve.sampling_params import SamplingParams
 @takes(config=engine_options(), sampling=sampling_options(max_tokens=128, temperature=0.0))
 def generate(
     config: EngineConfig,
-    sampling: SamplingParams,
+    sampling: SamplingChoice,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The prompt; - reads it from stdin.")],
     system: Annotated[str | None, typer.Option(help="System message before the prompt.")] = None,
     chat: Annotated[
@@ -34,12 +34,12 @@ def generate(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Generate text for one prompt. A newline at the end of stdin is not part of the prompt."""
-    _check_output(sampling, stream, json_)
+    _check_output(sampling.over({}), stream, json_)
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-    params = dataclasses.replace(sampling, seed=config.seed)
     with started(config) as running:
+        params = dataclasses.replace(sampling.over(running.frontend.sampling_defaults), seed=config.seed)
         ids = prompt_token_ids(running.frontend, text, system, chat)
-        streams = stream is not False and not json_ and sampling.n == 1
+        streams = stream is not False and not json_ and params.n == 1
         finished = _run(running, ids, params, streams)
         if json_:
             print_json(as_json(finished, text, running.frontend.model_name))

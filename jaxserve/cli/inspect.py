@@ -57,9 +57,21 @@ def facts(content: dict[str, Any]) -> list[tuple[str, str]]:
         size = "" if tokenizer["vocab_size"] is None else f", {tokenizer['vocab_size']:,} tokens"
         pre = f", pre-tokenizer {tokenizer['pre']}" if tokenizer["pre"] else ""
         shown.append(("tokenizer", f"{tokenizer['kind']}{size}{pre}"))
+    shown += _generation_facts(content)
     head = " ".join(content["chat_template_head"])
     shown.append(("chat template", f"{head[:160]} ..." if content["has_chat_template"] else "none"))
     return shown
+
+
+def _generation_facts(content: dict[str, Any]) -> list[tuple[str, str]]:
+    """What generation_config.json says of sampling, and of the ids that end a generation."""
+    rows = []
+    if content["sampling_defaults"]:
+        values = (f"{name} {value}" for name, value in content["sampling_defaults"].items())
+        rows.append(("sampling defaults", ", ".join(values)))
+    if content["eos_token_ids"]:
+        rows.append(("ends at tokens", ", ".join(map(str, content["eos_token_ids"]))))
+    return rows
 
 
 FACTS = (

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,24 @@ class OptionGroup:
     build: Callable[[dict[str, Any]], Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SamplingChoice:
+    """Sampling as a command line names it. otherwise: the command's own defaults, which the model's go before.
+
+    Raises InvalidRequest on construction for what no model could make right.
+    """
+
+    named: Mapping[str, Any]
+    otherwise: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        self.over({})
+
+    def over(self, model_defaults: Mapping[str, Any]) -> SamplingParams:
+        """What to sample with, once the model is known."""
+        return SamplingParams(**{**self.otherwise, **model_defaults, **self.named})
+
+
 def takes(**groups: OptionGroup) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorates a command: each named parameter of it becomes the options of a group."""
 
@@ -77,14 +96,29 @@ def engine_options(*, default_model: str = DEFAULT_MODEL) -> OptionGroup:
 
 
 def sampling_options(*, leave_out: Sequence[str] = (), **defaults: Any) -> OptionGroup:
-    """The fields of SamplingParams but `seed`, `detokenize` and those left out, as a parameter of that type.
+    """The fields of SamplingParams but `seed`, `detokenize` and those left out, as a parameter of type SamplingChoice.
 
     defaults: those that differ from the fields' own. --seed belongs to the engine, which gives it to requests that
     name none.
     """
-    options = [_option(SamplingParams, name, flag) for name, flag in SAMPLING_FLAGS.items() if name not in leave_out]
-    parameters = tuple(p.replace(default=defaults.get(p.name, p.default)) for p in options)
-    return OptionGroup(parameters=parameters, build=_sampling_params)
+    flags = {name: flag for name, flag in SAMPLING_FLAGS.items() if name not in leave_out}
+    own = {f.name: f.default for f in dataclasses.fields(SamplingParams)} | defaults
+    parameters = tuple(
+        _unnamed(_option(SamplingParams, name, flag), flag, own[name])
+        if name in MODEL_DEFAULTS
+        else _option(SamplingParams, name, flag)
+        for name, flag in flags.items()
+    )
+    return OptionGroup(parameters=parameters, build=functools.partial(_sampling_choice, defaults))
+
+
+def _unnamed(option: inspect.Parameter, flag: Flag, default: Any) -> inspect.Parameter:
+    """The option with None where it is not named: a model may have a default that goes before the command's."""
+    kind = flag.annotation or typing.get_args(option.annotation)[0]
+    shown = typer.Option(
+        f"--{option.name.replace('_', '-')}", help=flag.help, show_default=f"the model's, or {default}"
+    )
+    return _parameter(option.name, Annotated[kind | None, shown], None)
 
 
 def server_options() -> OptionGroup:
@@ -134,11 +168,12 @@ def _engine_config(values: dict[str, Any]) -> EngineConfig:
     return EngineConfig(**{**values, "cache_dir": folders[0], "compilation_cache_dir": folders[1]})
 
 
-def _sampling_params(values: dict[str, Any]) -> SamplingParams:
+def _sampling_choice(defaults: Mapping[str, Any], values: dict[str, Any]) -> SamplingChoice:
     values["logit_bias"] = dict(map(bias_entry, values["logit_bias"])) or None
     values["stop"] = values["stop"] or None
     values["stop_token_ids"] = values["stop_token_ids"] or None
-    return SamplingParams(**values)
+    named = {name: value for name, value in values.items() if name not in MODEL_DEFAULTS or value is not None}
+    return SamplingChoice(named=named, otherwise=defaults)
 
 
 def _server_options(values: dict[str, Any]) -> ServerOptions:
@@ -169,7 +204,14 @@ ENGINE_FLAGS: dict[str, Flag] = {
     "kernels": Flag(help="Implementation of attention and quantized products."),
     "cpu_level": Flag(help="Instructions the CPU kernels may use, for comparing; auto takes the best this CPU has."),
     "expand_weights": Flag(help="Whether packed weights are written out at load."),
-    "plan": Flag(help="Sharding plan; this version runs on one device and refuses it."),
+    "plan": Flag(help="Sharding plan: a TOML file with a table [mesh], tensor and expert being its sizes."),
+    "tensor_parallel_size": _number(
+        "Devices that share heads, widths and the vocabulary.", "--tensor-parallel-size", "-tp"
+    ),
+    "expert_parallel_size": _number(
+        "Devices that the experts of a mixture are dealt out to.", "--expert-parallel-size", "-ep"
+    ),
+    "data_parallel_size": _number("Replicas; this version has one.", "--data-parallel-size", "-dp"),
     "seed": Flag(help="Seed of requests that name none."),
     "enable_prefix_caching": Flag(help="Reuse the cache of prompts that begin alike."),
     "overlap": Flag(help="Dispatch the next step before the last one's tokens are read."),
@@ -180,6 +222,10 @@ ENGINE_FLAGS: dict[str, Flag] = {
         parser=template_source,
         annotation=str,
         metavar="FILE|TEXT",
+    ),
+    "generation_config": Flag(
+        help="Sampling defaults and ends: auto takes the model's generation_config.json, none has none.",
+        metavar="auto|none|PATH",
     ),
     "cache_dir": Flag(help=CACHE_DIR_HELP),
     "compilation_cache_dir": Flag(help="Compiled programs live here; default: xla in the cache folder."),
@@ -209,6 +255,9 @@ SAMPLING_FLAGS: dict[str, Flag] = {
     "prompt_logprobs": Flag(help="The same for the prompt."),
     "skip_special_tokens": Flag(help="Leave special tokens out of the text."),
 }
+
+# What generation_config.json may set. Not named on the command line, these are the model's, then the command's.
+MODEL_DEFAULTS = frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"})
 
 SERVER_FLAGS: dict[str, Flag] = {
     "host": Flag(help="Address to listen on."),

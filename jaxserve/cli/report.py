@@ -40,6 +40,8 @@ def startup_lines(
     for name in SHORT_CHOICES:
         if name in choices:
             lines.append(f"{name.replace('_', ' '):<9} {_choice(choices[name])}")
+    if choices.get("sampling_defaults", {}).get("value"):  # the model's own: answers may be random by them
+        lines.append(f"sampling  {_choice(choices['sampling_defaults'])}")
     lines.append(f"programs  {programs_line(programs)}")
     lines.append(f"started   in {startup_seconds:.1f} s")
     return lines
@@ -78,6 +80,8 @@ def _described(description: ModelDescription | None) -> str:
 
 def _choice(choice: Mapping[str, Any]) -> str:
     value = choice["value"]
+    if isinstance(value, dict):
+        value = [f"{name} {each}" for name, each in value.items()] or ["none"]
     shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return f"{shown}: {choice['reason']}" if choice["reason"] else shown
 

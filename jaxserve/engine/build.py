@@ -1,5 +1,6 @@
 """From the user's choices to a running engine, and the record of every choice with its reason."""
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,18 @@ from jaxserve.engine.executor import DeviceExecutor, step_temp_bytes
 from jaxserve.engine.host_memory import prepare_allocator
 from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model, logits_bytes
 from jaxserve.engine.memory import spare_bytes
+from jaxserve.engine.program_cache import ProgramCache
 from jaxserve.engine.progress import Progress
+from jaxserve.engine.spread import spread
 from jaxserve.engine.step import Program
 from jaxserve.engine.threads import settle_threads
-from jaxserve.kv_cache import KVCacheSpec
+from jaxserve.errors import ConfigError
+from jaxserve.kv_cache import CacheSpec
 from jaxserve.layers.stack import stack_layers
 from jaxserve.scheduler import Scheduler
 from jaxserve.step_inputs import StepShape
+from pallas_kernels.kernels import Kernels
+from sharding.plan import ShardingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +59,20 @@ def build_engine(
     threads = settle_threads(config.threads)
     decisions = Decisions(config, first_device())
     decisions.choices |= {"threads": threads, "model": Choice(str(path), f"found for {config.model}")}
-    kernels = decisions.kernels()
+    plan, kernels = decisions.plan(), decisions.kernels()
     num_seqs, num_tokens = decisions.limits()
     if decisions.tries_cpu_kernels:  # before the load: it lays the weights out for the kernels that will read them
         kernels = decisions.cpu_kernels(*cpu_kernel_needs(path), progress) or kernels
     recipe = decisions.recipe()
     loaded = load_model(path, recipe, progress)
-    if not decisions.is_cpu:
-        loaded.params["layers"] = stack_layers(loaded.params["layers"])
+    program, loaded = _program(decisions, plan, loaded, kernels, recipe.dtype)
     decisions.weights(loaded)
-    program = Program(model=loaded.model, config=loaded.config, kernels=kernels, dtype=recipe.dtype)
-    spec, wanted_len = decisions.cache_spec(loaded.config), decisions.wanted_len(loaded.config)
+    spec, wanted_len = decisions.cache_spec(program.config), decisions.wanted_len(loaded.config)
     free = _free_bytes(decisions, program, loaded, spec, decisions.shapes(num_seqs, num_tokens, wanted_len)[-1])
-    budget, max_model_len = decisions.pages(spec, num_seqs, wanted_len, free)
+    need = decisions.page_need(loaded.config, num_tokens, wanted_len)
+    budget, max_model_len = decisions.pages(spec, need, num_seqs, wanted_len, free)
     executor = DeviceExecutor(
-        program=program,
+        program=program.for_context(max_model_len),
         params=loaded.params,
         shapes=decisions.shapes(num_seqs, num_tokens, max_model_len),
         cache_spec=spec,
@@ -75,19 +80,12 @@ def build_engine(
         num_slots=num_seqs,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
+        program_cache=_program_cache(config.compilation_cache_dir, progress),
     )
-    decisions.host_memory(executor.huge_page_bytes)
     if warm_up:
         executor.compile_all(progress)
-    scheduler = Scheduler(
-        num_pages=budget.num_pages,
-        page_size=config.page_size,
-        max_num_seqs=num_seqs,
-        max_num_batched_tokens=num_tokens,
-        max_model_len=max_model_len,
-        max_prefills_per_step=MAX_PREFILLS,
-        enable_prefix_caching=config.enable_prefix_caching,
-    )
+    decisions.host_memory(executor.huge_page_bytes)
+    scheduler = _scheduler(config, budget.num_pages, (num_seqs, num_tokens), max_model_len, need.window)
     return BuiltEngine(
         engine=Engine(scheduler, executor, overlap=config.overlap, seed=config.seed),
         executor=executor,
@@ -99,6 +97,39 @@ def build_engine(
         page_size=config.page_size,
         num_pages=budget.num_pages,
         seconds=time.perf_counter() - start,
+    )
+
+
+def _program(
+    decisions: Decisions, plan: ShardingPlan | None, loaded: LoadedModel, kernels: Kernels, dtype: str
+) -> tuple[Program, LoadedModel]:
+    """The program, over the devices of a plan where there is one, and the model with its weights there."""
+    program = Program(model=loaded.model, config=loaded.config, kernels=kernels, dtype=dtype)
+    params = loaded.params
+    if plan is not None:
+        try:
+            over, params = spread(plan, loaded.model, loaded.config, params, jax.devices())
+        except ValueError as error:
+            raise ConfigError(f"{plan}: {error}") from error
+        program = dataclasses.replace(program, config=over.config, spread=over)
+    if not decisions.is_cpu:
+        params = {**params, "layers": stack_layers(params["layers"])}
+        program = program.with_params(params)
+    return program, dataclasses.replace(loaded, params=params)
+
+
+def _scheduler(
+    config: EngineConfig, num_pages: int, limits: tuple[int, int], max_model_len: int, window: int | None
+) -> Scheduler:
+    return Scheduler(
+        num_pages=num_pages,
+        page_size=config.page_size,
+        max_num_seqs=limits[0],
+        max_num_batched_tokens=limits[1],
+        max_model_len=max_model_len,
+        max_prefills_per_step=MAX_PREFILLS,
+        enable_prefix_caching=config.enable_prefix_caching,
+        window=window,
     )
 
 
@@ -114,8 +145,18 @@ def use_compilation_cache(folder: Path | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def _program_cache(folder: Path | None, progress: Progress) -> ProgramCache | None:
+    """The finished programs beside XLA's own cache; None where there is none, or JAX was told to use none.
+
+    On CPUs only: that what other devices load again does what was compiled has not been tried.
+    """
+    if folder is None or not jax.config.jax_enable_compilation_cache or jax.default_backend() != "cpu":
+        return None
+    return ProgramCache(folder / "programs", progress.note)
+
+
 def _free_bytes(
-    decisions: Decisions, program: Program, loaded: LoadedModel, spec: KVCacheSpec, largest: StepShape
+    decisions: Decisions, program: Program, loaded: LoadedModel, spec: CacheSpec, largest: StepShape
 ) -> tuple[int, str]:
     """What the cache may take. On an accelerator the largest step is compiled once to learn its temporary bytes."""
     temp_bytes = 0

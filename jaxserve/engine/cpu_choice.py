@@ -6,14 +6,17 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from jaxserve.engine.progress import Progress
+from jaxserve.kv_cache import CacheSpec, LatentCacheSpec
 from pallas_kernels.cpu.build import CompilerMissing, KernelBuildError, ObjectsNotKept
 from pallas_kernels.cpu.targets import Targets, register
+from pallas_kernels.grouped_matmul import cpu as grouped_cpu
+from pallas_kernels.mla_attention import cpu as mla_cpu
 from pallas_kernels.paged_attention import cpu as attention_cpu
 from pallas_kernels.quantized_matmul import cpu as matmul_cpu
 
@@ -32,18 +35,38 @@ _REMEDIES: dict[Lack, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class KernelNeeds:
-    """What the CPU kernels must serve: formats of packed weights, and a cache of this type and geometry."""
+    """What the CPU kernels must serve: formats of packed weights, of experts' ones too, and a cache."""
 
     formats: frozenset[str]
-    cache_dtype: str
-    page_size: int
-    head_size: int
+    cache: CacheSpec
+    expert_formats: frozenset[str] = frozenset()
 
     @property
     def functions(self) -> list[str]:
         """The targets to register."""
         products = [matmul_cpu.function_of(name) for name in sorted(self.formats)]
-        return [*products, *attention_cpu.functions_of(self.cache_dtype)]
+        grouped = [grouped_cpu.function_of(name) for name in sorted(self.expert_formats)]
+        return [*products, *grouped, *self._attention.functions_of(self.cache.dtype)]
+
+    @property
+    def _attention(self) -> Any:
+        return mla_cpu if isinstance(self.cache, LatentCacheSpec) else attention_cpu
+
+    def check_geometry(self) -> None:
+        """Raises ValueError for a cache the kernels do not take."""
+        if isinstance(self.cache, LatentCacheSpec):
+            mla_cpu.check_geometry(self.cache.page_size, self.cache.latent_size, self.cache.rope_size)
+        else:
+            attention_cpu.check_geometry(self.cache.page_size, self.cache.head_size)
+
+    def self_test(self, targets: Targets) -> float:
+        """The largest relative error of any of the kernels against its definition."""
+        errors = [
+            matmul_cpu.self_test(targets, sorted(self.formats)) if self.formats else 0.0,
+            grouped_cpu.self_test(targets, sorted(self.expert_formats)) if self.expert_formats else 0.0,
+            self._attention.self_test(targets, self.cache.dtype),
+        ]
+        return float(np.max(errors))  # NaN wins
 
 
 class CpuKernelsUnavailable(Exception):
@@ -73,14 +96,14 @@ def available_cpu_kernels(needs: KernelNeeds, folder: Path | None, level: str | 
     Raises CpuKernelsUnavailable; ValueError for a level this CPU lacks.
     """
     try:
-        attention_cpu.check_geometry(needs.page_size, needs.head_size)
+        needs.check_geometry()
     except ValueError as failure:
         raise CpuKernelsUnavailable("shape", str(failure)) from failure
     if folder is None:
         raise CpuKernelsUnavailable("cache", "there is no cache folder to keep them in")
     try:
         targets = _registered(needs.functions, folder / "kernels", level, progress)
-        error = self_test(targets, needs)
+        error = needs.self_test(targets)
     except (CompilerMissing, ImportError) as failure:
         raise CpuKernelsUnavailable("compiler", str(failure)) from failure
     except ObjectsNotKept as failure:
@@ -92,12 +115,6 @@ def available_cpu_kernels(needs: KernelNeeds, folder: Path | None, level: str | 
     if not error <= MAX_KERNEL_ERROR:  # NaN fails
         raise CpuKernelsUnavailable("self_test", f"the kernels differ from their definition by {error:.1e}")
     return targets
-
-
-def self_test(targets: Targets, needs: KernelNeeds) -> float:
-    """The largest relative error of any of the kernels against its definition."""
-    products = matmul_cpu.self_test(targets, sorted(needs.formats)) if needs.formats else 0.0
-    return float(np.maximum(products, attention_cpu.self_test(targets, needs.cache_dtype)))  # NaN wins
 
 
 def origins_line(targets: Targets) -> str:

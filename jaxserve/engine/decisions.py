@@ -1,6 +1,7 @@
 """What an engine's options come to on this machine, and why: every choice is recorded with its reason as it is made."""
 
 import os
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -14,14 +15,16 @@ from jaxserve.engine.cpu_choice import (
     default_cpu_kernels,
     origins_line,
 )
-from jaxserve.engine.host_memory import keep_freed_memory
-from jaxserve.engine.loading import LoadedModel, Recipe, tiled_bytes
+from jaxserve.engine.host_memory import keep_freed_memory, unmap_unused_code
+from jaxserve.engine.loading import FormatsToMultiply, LoadedModel, Recipe, tiled_bytes
 from jaxserve.engine.memory import PageBudget, page_budget
 from jaxserve.engine.progress import Progress
 from jaxserve.errors import ConfigError
-from jaxserve.kv_cache import KVCacheSpec
+from jaxserve.kv_cache import CacheSpec, cache_spec, cache_window
+from jaxserve.scheduler.page_need import PageNeed, page_need
 from jaxserve.step_inputs import StepShape
 from pallas_kernels.kernels import Kernels, cpu_kernels, kernels_for
+from sharding.plan import ShardingPlan, read_plan
 
 CPU_LIMITS = (32, 512)  # max_num_seqs, max_num_batched_tokens where computing, not reading, is scarce
 ACCELERATOR_LIMITS = (256, 2048)
@@ -39,6 +42,7 @@ class Decisions:
         self.config = config
         self.device = device
         self.is_cpu = device.platform == "cpu"
+        self._is_spread = False
         self.choices: dict[str, Choice] = {}
         self._note("device", f"{device.platform} ({device.device_kind})", "first device of jax's default platform")
         for name, reason in _AS_GIVEN:
@@ -47,6 +51,30 @@ class Decisions:
     def _note[T](self, name: str, value: T, reason: str) -> T:
         self.choices[name] = Choice(value, reason)
         return value
+
+    def plan(self) -> ShardingPlan | None:
+        """Over which devices the model is spread; None for one."""
+        config, sizes = self.config, {}
+        try:
+            if config.plan is not None:
+                plan, reason = read_plan(Path(config.plan)), f"--plan {config.plan}"
+            else:
+                sizes = {"tensor": config.tensor_parallel_size or 1, "expert": config.expert_parallel_size or 1}
+                plan, reason = ShardingPlan(**sizes), "--tensor-parallel-size, --expert-parallel-size"
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--plan {config.plan}: {error}") from error
+        num_devices = len(jax.devices())
+        if plan.num_devices > num_devices:
+            raise ConfigError(
+                f"{plan} needs {plan.num_devices} devices and jax sees {num_devices}; on a CPU "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={plan.num_devices} makes virtual ones"
+            )
+        if plan.num_devices == 1:
+            self._note("plan", "one device", "default" if config.plan is None and sizes.get("tensor") == 1 else reason)
+            return None
+        self._is_spread = True
+        self._note("plan", str(plan), reason)
+        return plan
 
     def kernels(self) -> Kernels:
         """The implementation of every op; where the CPU kernels are to be tried, of those that need no compiler."""
@@ -66,6 +94,8 @@ class Decisions:
         config = self.config
         if config.kernels == "cpu" and not self.is_cpu:
             raise ConfigError(f"--kernels cpu: the device is {self.device.platform}; leave it out, or choose xla")
+        if config.kernels == "cpu" and self._is_spread:
+            raise ConfigError("--kernels cpu: they serve one device; choose xla, or leave the plan out")
         if config.kernels == "cpu" and not self._suits_cpu_kernels:
             raise ConfigError("--kernels cpu reads packed weights and computes in float32: leave the others out")
         if config.cpu_level != "auto" and (config.kernels in ("xla", "reference") or not self.is_cpu):
@@ -73,7 +103,8 @@ class Decisions:
 
     @property
     def _suits_cpu_kernels(self) -> bool:
-        return self.config.expand_weights == "auto" and self.config.dtype in ("auto", "float32")
+        packed_float32 = self.config.expand_weights == "auto" and self.config.dtype in ("auto", "float32")
+        return packed_float32 and not self._is_spread
 
     def limits(self) -> tuple[int, int]:
         """max_num_seqs and max_num_batched_tokens; one that was not given makes room for one that was."""
@@ -92,20 +123,18 @@ class Decisions:
         is_default = self.config.kernels == "auto" and self.is_cpu and default_cpu_kernels() == "cpu"
         return self.config.kernels == "cpu" or (is_default and self._suits_cpu_kernels)
 
-    def cpu_kernels(self, formats: set[str], head_size: int, progress: Progress) -> Kernels | None:
+    def cpu_kernels(self, formats: FormatsToMultiply, model: Any, progress: Progress) -> Kernels | None:
         """The CPU kernels for the formats that a model's file holds, tested; None where the default goes back to XLA,
         which is said."""
         named = self.config.kernels == "cpu"
-        if not named and not formats:
+        if not named and not formats.single:
             self._note("kernels", "xla", "the model has no packed weights in a format of the CPU kernels")
             return None
         folder = self.config.compilation_cache_dir or self.config.cache_dir
         level = None if self.config.cpu_level == "auto" else self.config.cpu_level
+        cache_dtype = "float32" if self.config.kv_cache_dtype == "auto" else self.config.kv_cache_dtype
         needs = KernelNeeds(
-            formats=frozenset(formats),
-            cache_dtype="float32" if self.config.kv_cache_dtype == "auto" else self.config.kv_cache_dtype,
-            page_size=self.config.page_size,
-            head_size=head_size,
+            formats=formats.single, expert_formats=formats.experts, cache=self._geometry(model, cache_dtype)
         )
         try:
             targets = available_cpu_kernels(needs, folder, level, progress)
@@ -118,7 +147,7 @@ class Decisions:
             self._note("kernels", "xla", "the CPU kernels cannot be had here")
             self._note("kernel_fallback", lack.lack, str(lack))
             return None
-        built = ", ".join(sorted(formats)) or "no format"
+        built = ", ".join(sorted(formats.single | formats.experts)) or "no format"
         reason = f"{built} ({origins_line(targets) or 'none'}); activations are rounded to 8 bits, as llama.cpp does"
         self._note("kernels", "cpu", reason)
         self._note("cpu_level", targets.level, "the best this CPU has" if level is None else "--cpu-level")
@@ -154,16 +183,16 @@ class Decisions:
             reason = f"expanded to {dtype} from {sum(loaded.file_bytes.values()):,} bytes ({in_file})"
         self._note("weights", f"{loaded.held_bytes:,} bytes", reason)
 
-    def cache_spec(self, model: Any) -> KVCacheSpec:
+    def cache_spec(self, model: Any) -> CacheSpec:
         """Geometry and type of the KV cache."""
         dtype, reason = self._cache_dtype()
-        return KVCacheSpec(
-            num_layers=model.num_layers,
-            num_kv_heads=model.num_kv_heads,
-            head_size=model.head_size,
-            page_size=self.config.page_size,
-            dtype=self._note("kv_cache_dtype", dtype, reason),
-        )
+        return self._geometry(model, self._note("kv_cache_dtype", dtype, reason))
+
+    def _geometry(self, model: Any, dtype: str) -> CacheSpec:
+        try:
+            return cache_spec(model, self.config.page_size, dtype)
+        except ValueError as error:
+            raise ConfigError(f"--kv-cache-dtype {dtype}: {error}") from error
 
     def _cache_dtype(self) -> tuple[str, str]:
         if self.config.kv_cache_dtype == "auto":
@@ -191,20 +220,37 @@ class Decisions:
         self._note("step_shapes", [str(shape) for shape in shapes], "every step is padded to one of these")
         return shapes
 
-    def pages(self, spec: KVCacheSpec, num_seqs: int, wanted_len: int, free: tuple[int, str]) -> tuple[PageBudget, int]:
+    def page_need(self, model: Any, num_tokens: int, wanted_len: int) -> PageNeed:
+        """What one sequence needs of the pages; of a model without any window nothing is said."""
+        window, windows = cache_window(model), getattr(model, "windows", ())
+        if window is not None and window < wanted_len:
+            freed = f"pages that left the window of {window:,} tokens are freed"
+            self._note("window", freed, "no layer sees further back")
+            return page_need(window, self.config.page_size, num_tokens)
+        if window is not None:
+            self._note("window", "all pages are kept", f"{window:,} tokens, no less than max_model_len")
+        elif any(windows):
+            reason = f"{windows.count(None)} of {len(windows)} layers have no window"
+            self._note("window", "all pages are kept", reason)
+        return page_need(None, self.config.page_size, num_tokens)
+
+    def pages(
+        self, spec: CacheSpec, need: PageNeed, num_seqs: int, wanted_len: int, free: tuple[int, str]
+    ) -> tuple[PageBudget, int]:
         """The pages, and max_model_len: what was asked for, or as far as the pages reach."""
         budget = page_budget(
             page_bytes=spec.page_bytes,
-            wanted_pages=num_seqs * -(-wanted_len // spec.page_size),
+            wanted_pages=num_seqs * need.of_tokens(wanted_len),
             num_pages=self.config.num_pages,
             memory_bytes=self.config.kv_cache_memory_bytes,
             free=free,
             total_bytes=device_memory_bytes(self.device),
         )
-        reach = budget.num_pages * spec.page_size
+        reach = wanted_len if budget.num_pages >= need.least else budget.num_pages * spec.page_size
         if wanted_len > reach and self.config.max_model_len:
+            least = min(need.least, need.of_tokens(wanted_len))
             raise ConfigError(
-                f"--max-model-len {wanted_len:,} needs {-(-wanted_len // spec.page_size):,} KV pages and there are "
+                f"--max-model-len {wanted_len:,} needs {least:,} KV pages and there are "
                 f"{budget.num_pages:,} ({budget.reason}); lower it to {reach:,} or give the cache more memory"
             )
         reason = "--max-model-len" if self.config.max_model_len else "the model's"
@@ -215,12 +261,13 @@ class Decisions:
         return budget, max_model_len
 
     def host_memory(self, huge_page_bytes: int) -> None:
-        """Settles how a CPU's memory is kept from here on: how much of the cache lies in huge pages, and that freed
-        buffers stay with the process."""
+        """Settles how a CPU's memory is kept once all is loaded: how much of the cache lies in huge pages, that code of
+        the start alone is let go, and that freed buffers stay with the process."""
         if not self.is_cpu:
             return
         reason = "fewer address translations" if huge_page_bytes else "too small, or the system has none"
         self._note("huge_pages", f"{huge_page_bytes:,} bytes of the cache", reason)
+        unmap_unused_code()
         kept = keep_freed_memory()
         reason = "or large temporary buffers would fault page by page" if kept else "this C library cannot keep it"
         self._note("freed_memory", "kept by the process" if kept else "given back", reason)

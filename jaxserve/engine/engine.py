@@ -1,10 +1,21 @@
 """The engine: schedule, dispatch, fetch, commit. One thread calls it; it knows token ids, no text."""
 
 import itertools
+import math
 from collections.abc import Sequence
 
 from jaxserve.engine.executor import Executor, InFlight, StepResult, row_of
-from jaxserve.engine.requests import EngineEvent, EngineRequest, TopTokens, fresh_seed, sample_seed, top_tokens
+from jaxserve.engine.pooling import PooledPrompt
+from jaxserve.engine.requests import (
+    EmbeddingEvent,
+    EngineEvent,
+    EngineRequest,
+    TopTokens,
+    fresh_seed,
+    sample_seed,
+    top_tokens,
+)
+from jaxserve.pooling_params import Pooling
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import Request, Scheduler, StepPlan, TokenEvent
 
@@ -38,9 +49,12 @@ class Engine:
         index: int = 0,
         priority: int = 0,
         cache_domain: tuple[str, ...] = (),
+        pooling: Pooling | None = None,
     ) -> Request:
         """One choice of a request, checked and ready to be added. Any thread may call it.
 
+        pooling: the request is for an embedding. It runs as one that draws a single token, which nobody is told; it
+        does not read the prefix cache, which holds no hidden states.
         Raises PromptTooLong when it can never run.
         """
         seed = fresh_seed(self._seed, next(self._serials)) if params.seed is None else sample_seed(params.seed, index)
@@ -48,7 +62,8 @@ class Engine:
         prompt_logprobs: list[TopTokens | None] | None = None
         if wants_prompt:
             prompt_logprobs = [None for _ in prompt_token_ids]
-        payload = EngineRequest(params=params, seed=seed, prompt_logprobs=prompt_logprobs)
+        pooled = None if pooling is None else PooledPrompt(pooling=pooling)
+        payload = EngineRequest(params=params, seed=seed, prompt_logprobs=prompt_logprobs, pooled=pooled)
         request = Request(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
@@ -58,7 +73,7 @@ class Engine:
             stop_token_ids=frozenset(params.stop_token_ids or ()),
             priority=priority,
             cache_domain=cache_domain,
-            reads_prefix_cache=not wants_prompt,
+            reads_prefix_cache=not wants_prompt and pooling is None,
             payload=payload,
         )
         self.scheduler.check(request)
@@ -98,6 +113,19 @@ class Engine:
         for event in events:
             self.num_generated_tokens += len(event.token_ids)
             told.append(self._event(plan, result, event))
+        return told if result.pooled is None else self._with_embeddings(plan, result, events, told)
+
+    def _with_embeddings(
+        self, plan: StepPlan, result: StepResult, events: Sequence[TokenEvent], told: list[EngineEvent]
+    ) -> list[EngineEvent]:
+        """The events of a step in which prompts were pooled: those of embedding requests carry vectors, no tokens."""
+        _keep_pooled(plan, result)
+        for index, event in enumerate(events):
+            payload = event.request.payload
+            assert isinstance(payload, EngineRequest)
+            if payload.pooled is not None:
+                self.num_generated_tokens -= len(event.token_ids)
+                told[index] = _embedding_event(told[index], payload.pooled)
         return told
 
     def _event(self, plan: StepPlan, result: StepResult, event: TokenEvent) -> EngineEvent:
@@ -123,6 +151,14 @@ class Engine:
         self.executor.close()
 
 
+def _embedding_event(end: EngineEvent, prompt: PooledPrompt) -> EngineEvent:
+    """The end of an embedding request: its vector, or an error where that is not finite."""
+    pooled = prompt.vector()
+    if end.finish_reason == "error" or not all(map(math.isfinite, pooled)):
+        return EngineEvent(request_id=end.request_id, token_ids=(), finish_reason="error")
+    return EmbeddingEvent(request_id=end.request_id, token_ids=(), finish_reason="stop", pooled=pooled)
+
+
 def _logprobs(plan: StepPlan, result: StepResult, event: TokenEvent, count: int | None) -> tuple[TopTokens, ...] | None:
     if count is None or result.logprobs is None:
         return None
@@ -130,6 +166,16 @@ def _logprobs(plan: StepPlan, result: StepResult, event: TokenEvent, count: int 
     arrays = (found.chosen, found.rank, found.top_ids, found.top_logprobs)
     at = row_of(plan, result.shape, event.row)
     return tuple(top_tokens(token, arrays, at, count) for token in event.token_ids)  # type: ignore[arg-type]
+
+
+def _keep_pooled(plan: StepPlan, result: StepResult) -> None:
+    """Adds a step's pooled hidden states to the requests they are of."""
+    assert result.pooled is not None
+    for row, request in enumerate(plan.requests):
+        payload = request.payload
+        assert isinstance(payload, EngineRequest)
+        if payload.pooled is not None:
+            payload.pooled.add(result.pooled[row_of(plan, result.shape, row)], plan.starts[row], plan.lengths[row])
 
 
 def _keep_prompt_logprobs(plan: StepPlan, result: StepResult) -> None:

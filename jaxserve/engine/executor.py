@@ -2,7 +2,6 @@
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -16,14 +15,15 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from jaxserve.engine.buckets import choose_shape
-from jaxserve.engine.compile_watch import CompileWatch
+from jaxserve.engine.compiling import executable, held_program
 from jaxserve.engine.host_memory import in_huge_pages
 from jaxserve.engine.inputs import InputFiller
 from jaxserve.engine.logits import SlotState
+from jaxserve.engine.program_cache import HeldProgram, ProgramCache, temp_bytes
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.requests import EngineRequest, needs_slot_state
 from jaxserve.engine.step import Program, step_function
-from jaxserve.kv_cache import KVCacheSpec, empty_cache
+from jaxserve.kv_cache import CacheSpec, empty_cache
 from jaxserve.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from jaxserve.scheduler.request import Request
 from jaxserve.scheduler.step_plan import StepPlan
@@ -36,7 +36,7 @@ MAX_COMPILE_THREADS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramReport:
-    """How one program came to be: seconds, whether the persistent cache had it, and its temporary bytes."""
+    """How one program came to be: seconds, whether a cache on disk had it, and its temporary bytes."""
 
     name: str
     seconds: float
@@ -56,12 +56,14 @@ class InFlight:
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """A step's outputs on the host. token_ids: drawn token per row of the plan. Log probabilities by device row
-    (`row_of`) and by device token (`first_token_of`); None where nobody wants them."""
+    (`row_of`) and by device token (`first_token_of`), pooled hidden states by device row; None where nobody wants
+    them."""
 
     shape: StepShape
     token_ids: list[int]
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+    pooled: np.ndarray | None = None
 
 
 @runtime_checkable
@@ -75,12 +77,13 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
-def step_temp_bytes(program: Program, params: Any, shape: StepShape, spec: KVCacheSpec) -> int:
+def step_temp_bytes(program: Program, params: Any, shape: StepShape, spec: CacheSpec) -> int:
     """Temporary bytes of one step shape, from its compilation on described arrays: nothing is allocated."""
     max_len = shape.max_pages * spec.page_size
-    cache = jax.eval_shape(lambda: empty_cache(spec, shape.max_pages, program.kernels))
+    make = partial(empty_cache, spec, shape.max_pages, program.kernels)
+    cache = jax.eval_shape(make) if program.spread is None else program.spread.described_cache(make)
     state = jax.eval_shape(lambda: empty_state(shape.num_rows, max_len))
-    buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32)
+    buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32, sharding=program.everywhere)
     memory = step_function(program, shape).lower(params, cache, state, buffer).compile().memory_analysis()
     return memory.temp_size_in_bytes if memory else 0
 
@@ -118,7 +121,12 @@ def _set_slot(
 
 
 class DeviceExecutor:
-    """The real executor. After `compile_all` nothing compiles any more; without it each shape does on first use."""
+    """The real executor. After `compile_all` nothing compiles any more; without it each shape does on first use.
+
+    On a CPU a loaded step takes 16 MB of the memory that serves the model, and most servers never see most batch sizes.
+    So those that a single short request does not need are held as they were on disk, and loaded at their first use,
+    which takes a tenth of a second.
+    """
 
     def __init__(
         self,
@@ -126,30 +134,42 @@ class DeviceExecutor:
         program: Program,
         params: Any,
         shapes: tuple[StepShape, ...],
-        cache_spec: KVCacheSpec,
+        cache_spec: CacheSpec,
         num_pages: int,
         num_slots: int,
         max_model_len: int,
         eos_token_ids: frozenset[int],
+        program_cache: ProgramCache | None = None,
     ) -> None:
         self.program = program
+        self._program_cache = program_cache
         self.params = params
         self.shapes = shapes
         self._eos_token_ids = eos_token_ids
         self._max_len = max_model_len
         self._filler = InputFiller(shapes, num_slots)
         self._dirty_slots: set[int] = set()
-        self._cache = empty_cache(cache_spec, num_pages, program.kernels)
-        self.huge_page_bytes = in_huge_pages(self._cache) if jax.default_backend() == "cpu" else 0
-        self._state = empty_state(num_slots, max_model_len)
+        self._cache = program.new_cache(cache_spec, num_pages)
+        is_moved = jax.default_backend() == "cpu" and program.spread is None
+        self.huge_page_bytes = in_huge_pages(self._cache) if is_moved else 0
+        self._state = jax.device_put(empty_state(num_slots, max_model_len), program.everywhere)
         self._steps: dict[StepShape, Any] = {}
+        self._held: dict[StepShape, HeldProgram] = {}
         self._set_slot: Any = None
         self.programs: list[ProgramReport] = []
         self._is_warm = False
 
     def compile_all(self, progress: Progress) -> None:
-        """Compiles every program, or reads it from the persistent cache; several at a time."""
-        self._compile([*(partial(self._step, shape) for shape in self.shapes), self._slot_setter], progress)
+        """Compiles every program, or reads it from disk; several at a time."""
+        few_tokens = min(2, self.shapes[-1].chunk_tokens)
+        needed = {choose_shape(self.shapes, 1, 0, 0), choose_shape(self.shapes, 0, few_tokens, 1)}
+        for shape in self.shapes:
+            self._hold(shape)
+        task = "loading compiled steps" if len(self._held) == len(self.shapes) else "compiling"
+        ready = [partial(self._step, shape) for shape in self.shapes if shape in needed or shape not in self._held]
+        self._compile([*ready, self._slot_setter], progress, task)
+        for shape, held in self._held.items():
+            self._report(str(shape), 0.0, True, held.link.temp_bytes)
         self._is_warm = True
         order = [str(shape) for shape in self.shapes]
         self.programs.sort(key=lambda report: order.index(report.name) if report.name in order else len(order))
@@ -163,11 +183,11 @@ class DeviceExecutor:
         wanted |= {choose_shape(self.shapes, 0, size, min(prefills, size)) for size in sizes if size > 1}
         missing = [partial(self._step, shape) for shape in sorted(wanted - self._steps.keys())]
         if missing:
-            self._compile(missing, progress)
+            self._compile(missing, progress, "compiling")
 
-    def _compile(self, jobs: Sequence[Callable[[], Any]], progress: Progress) -> None:
+    def _compile(self, jobs: Sequence[Callable[[], Any]], progress: Progress, task: str) -> None:
         with (
-            progress.task("compiling", len(jobs)) as advance,
+            progress.task(task, len(jobs)) as advance,
             ThreadPoolExecutor(max_workers=min(len(os.sched_getaffinity(0)), MAX_COMPILE_THREADS)) as pool,
         ):
             for job in as_completed([pool.submit(job) for job in jobs]):
@@ -176,32 +196,50 @@ class DeviceExecutor:
 
     def _step(self, shape: StepShape) -> Any:
         if shape not in self._steps:
-            buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32)
-            arguments = (self.params, self._cache, self._state, buffer)
-            self._steps[shape] = self._compiled(step_function(self.program, shape), str(shape), arguments)
+            self._steps[shape] = self._loaded(shape) or self._ready(
+                step_function(self.program, shape), str(shape), (self.program, shape), self._arguments(shape)
+            )
         return self._steps[shape]
+
+    def _hold(self, shape: StepShape) -> None:
+        """Brings a step from disk into memory without loading it, where that can be done."""
+        cache = self._program_cache
+        held = held_program(str(shape), (self.program, shape), self._arguments(shape), cache) if cache else None
+        if held:
+            self._held[shape] = held
+
+    def _loaded(self, shape: StepShape) -> Any | None:
+        """The step that was held, or None where it was not or cannot be loaded."""
+        start, held = time.perf_counter(), self._held.pop(shape, None)
+        if held is None or self._program_cache is None:
+            return None
+        program = self._program_cache.load_held(held, self._arguments(shape))
+        if program is not None and not self._is_warm:  # else it is in the list already
+            self._report(str(shape), time.perf_counter() - start, True, held.link.temp_bytes)
+        return program
+
+    def _arguments(self, shape: StepShape) -> tuple[Any, ...]:
+        buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32, sharding=self.program.everywhere)
+        return self.params, self._cache, self._state, buffer
 
     def _slot_setter(self) -> Any:
         if self._set_slot is None:
-            arguments = (self._state, *jax.device_put(self._slot_row(None)))
-            self._set_slot = self._compiled(jax.jit(_set_slot, donate_argnums=0), "place request", arguments)
+            arguments = (self._state, *jax.device_put(self._slot_row(None), self.program.everywhere))
+            self._set_slot = self._ready(jax.jit(_set_slot, donate_argnums=0), "place request", _set_slot, arguments)
         return self._set_slot
 
-    def _compiled(self, function: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+    def _ready(self, function: Any, name: str, made_of: Any, arguments: tuple[Any, ...]) -> Any:
+        """The executable of a function, from disk without tracing it where it is there; with a report."""
         if self._is_warm:
             LOG.warning("compiling %s while serving: a defect, every program should have been ready", name)
         start = time.perf_counter()
-        with CompileWatch(threading.get_ident()) as watch:
-            compiled = function.lower(*arguments).compile()
-        memory = compiled.memory_analysis()
-        report = ProgramReport(
-            name=name,
-            seconds=time.perf_counter() - start,
-            from_cache=watch.compiled == 0,
-            temp_bytes=memory.temp_size_in_bytes if memory else 0,
-        )
+        program, from_cache = executable(function, name, made_of, arguments, self._program_cache)
+        self._report(name, time.perf_counter() - start, from_cache, temp_bytes(program))
+        return program
+
+    def _report(self, name: str, seconds: float, from_cache: bool, temp_bytes: int) -> None:
+        report = ProgramReport(name=name, seconds=seconds, from_cache=from_cache, temp_bytes=temp_bytes)
         self.programs.append(report)
-        return compiled
 
     def place(self, requests: Sequence[Request]) -> None:
         """Takes over requests that were given a slot: sampling rows, and device state where it is needed."""
@@ -209,10 +247,13 @@ class DeviceExecutor:
             payload, slot = request.payload, request.slot
             assert isinstance(payload, EngineRequest)
             assert slot is not None
-            self._filler.place(request, payload.params, payload.seed, payload.prompt_logprobs is not None)
+            pooling = None if payload.pooled is None else payload.pooled.pooling
+            self._filler.place(request, payload.params, payload.seed, payload.prompt_logprobs is not None, pooling)
             needs_state = needs_slot_state(payload.params)
             if needs_state or slot in self._dirty_slots:
-                self._state = self._slot_setter()(self._state, *jax.device_put(self._slot_row(request)))
+                self._state = self._slot_setter()(
+                    self._state, *jax.device_put(self._slot_row(request), self.program.everywhere)
+                )
             (self._dirty_slots.add if needs_state else self._dirty_slots.discard)(slot)
 
     def _slot_row(self, request: Request | None) -> tuple[np.ndarray, ...]:
@@ -238,7 +279,7 @@ class DeviceExecutor:
         self.place(plan.placed)
         shape, buffer = self._filler.fill(plan)
         outputs, self._cache, self._state = self._step(shape)(
-            self.params, self._cache, self._state, jax.device_put(buffer)
+            self.params, self._cache, self._state, jax.device_put(buffer, self.program.everywhere)
         )
         return InFlight(plan=plan, shape=shape, outputs=outputs)
 
@@ -249,12 +290,13 @@ class DeviceExecutor:
         plan, shape = step.plan, step.shape
         singles = plan.num_single_rows
         token_ids = drawn[:singles] + drawn[shape.single_rows : shape.single_rows + len(plan.slots) - singles]
-        wants = wanted_logprobs(plan)
+        wants = wanted_outputs(plan)
         return StepResult(
             shape=shape,
             token_ids=token_ids,
             logprobs=jax.device_get(outputs.logprobs) if wants[0] else None,
             prompt_logprobs=jax.device_get(outputs.prompt_logprobs) if wants[1] else None,
+            pooled=np.asarray(outputs.pooled) if wants[2] else None,
         )
 
     def close(self) -> None:
@@ -264,16 +306,19 @@ class DeviceExecutor:
                 leaf.delete()
         self.params = self._cache = self._state = None  # type: ignore[assignment]
         self._steps.clear()
+        self._held.clear()
         self._set_slot = None
 
 
-def wanted_logprobs(plan: StepPlan) -> tuple[bool, bool]:
-    """Whether any row of the plan wants log probabilities of its drawn token, and of its prompt."""
-    wants, wants_prompt = False, False
+def wanted_outputs(plan: StepPlan) -> tuple[bool, bool, bool]:
+    """Whether any row of the plan wants log probabilities of its drawn token, those of its prompt, pooled states."""
+    wants, wants_prompt, wants_pooled = False, False, False
     for request, start in zip(plan.requests, plan.starts, strict=True):
         payload = request.payload
         assert isinstance(payload, EngineRequest)
         wants = wants or payload.params.logprobs is not None
+        if payload.pooled is not None:
+            wants_pooled = True
         if payload.prompt_logprobs is not None:  # once decoding there is nothing left to bring over
             wants_prompt = wants_prompt or start < len(request.prompt_token_ids)
-    return wants, wants_prompt
+    return wants, wants_prompt, wants_pooled

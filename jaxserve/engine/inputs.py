@@ -3,6 +3,8 @@
 import numpy as np
 
 from jaxserve.engine.buckets import choose_shape
+from jaxserve.engine.pooling import CODES
+from jaxserve.pooling_params import Pooling
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler.request import Request
 from jaxserve.scheduler.step_plan import StepPlan
@@ -21,16 +23,27 @@ class InputFiller:
         self._shapes = shapes
         self._spare = num_slots
         self._scoring: set[int] = set()  # slots whose requests want prompt logprobs
+        self._pooling: dict[int, int] = {}  # codes of slots whose requests want hidden states pooled
         self._page_table = np.zeros((num_slots + 1, shapes[0].max_pages), np.int32)
         self._sampling = np.zeros((num_slots + 1, NUM_COLUMNS), np.int32)
         self._sampling[num_slots] = sampling_row(SamplingParams(temperature=0.0), 0, 0)
 
-    def place(self, request: Request, params: SamplingParams, seed: int, wants_prompt_logprobs: bool) -> None:
+    def place(
+        self,
+        request: Request,
+        params: SamplingParams,
+        seed: int,
+        wants_prompt_logprobs: bool,
+        pooling: Pooling | None = None,
+    ) -> None:
         """Takes over a request's sampling parameters into its slot."""
         assert request.slot is not None
         self._scoring.discard(request.slot)
         if wants_prompt_logprobs:
             self._scoring.add(request.slot)
+        self._pooling.pop(request.slot, None)
+        if pooling is not None:
+            self._pooling[request.slot] = CODES[pooling]
         self._sampling[request.slot] = sampling_row(params, seed, len(request.prompt_token_ids))
 
     def fill(self, plan: StepPlan) -> tuple[StepShape, np.ndarray]:
@@ -49,6 +62,8 @@ class InputFiller:
         self._fill_rows(views, shape, plan)
         views["slots"][:] = rows
         self._fill_targets(views, shape, plan)
+        if self._pooling:
+            views["pooling"][:] = [self._pooling.get(slot, 0) for slot in rows.tolist()]
         views["sampling"][:] = self._sampling[rows]
         np.take(self._page_table, rows, axis=0, out=views["page_table"])
         return shape, buffer

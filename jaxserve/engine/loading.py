@@ -10,20 +10,24 @@ import jax
 import jax.numpy as jnp
 
 from checkpoints.errors import CheckpointError
-from checkpoints.load import WeightSource, is_gguf, open_weights
-from checkpoints.names import check_accounting
+from checkpoints.load import NativeWeights, WeightSource, is_gguf, open_weights
 from jaxserve.engine.host_memory import one_after_another
+from jaxserve.engine.native_parameters import NativeParameters
+from jaxserve.engine.parameters import ParameterFile
 from jaxserve.engine.progress import Progress
+from jaxserve.engine.read_ahead import read_ahead
 from jaxserve.layers.linear import NEIGHBOURS
 from jaxserve.models.model import FileLayout, Model
 from jaxserve.models.registry import model_for_gguf, model_for_hf
 from jaxserve.quant.dense import Dense
-from jaxserve.quant.formats import FORMATS, weight_from_tensor
-from jaxserve.quant.quantized import Weight, take_rows
+from jaxserve.quant.formats import FORMATS
+from jaxserve.quant.quantized import Weight
 from jaxserve.quant.tiled import TiledWeight, can_tile, joined, tiled
 from sharding.spec import ArraySpec, map_specs, paths
 
 MAX_CONFIG_BYTES = 16 * 2**20
+
+type Placement = Callable[[str, ArraySpec], jax.sharding.Sharding | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,30 +56,27 @@ class Recipe:
     dtype: str
 
 
-def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
-    """The model at `path`, a GGUF file or a folder of safetensors with config.json.
+def load_model(path: Path, recipe: Recipe, progress: Progress, placement: Placement | None = None) -> LoadedModel:
+    """The model at `path`: a GGUF file, a folder of safetensors with config.json, or a native checkpoint.
 
-    Raises CheckpointError for damaged files and for tensors that are missing, left over or misshapen.
+    placement: where each parameter goes; without one, or where it says None, to the default device.
+    Raises CheckpointError for damaged files and for tensors that are missing, left over or misshapen; ValueError for
+    a placement of tiles, which are one CPU's, and for one that cuts packed rows.
     """
+    if placement is not None and recipe.layout == "tiled":
+        raise ValueError("weights in tiles are for one CPU: they take no placement")
     with open_weights(path) as source:
         model, config, layout = identify(source)
         specs = model.param_specs(config)
         wanted = paths(specs)
-        tensors = {parameter: layout.names.tensor_name(parameter) for parameter in wanted}
-        found = {name: source.info(name) for name in source.names()}
-        expected = {tensors[parameter]: spec.shape for parameter, spec in wanted.items()}
-        check_accounting(expected, found, tied=tied_names(layout, wanted), declared_absent=layout.ignored, source=path)
+        file = open_parameters(source, layout, config, wanted)
         leaves: dict[str, object] = {}
-        with progress.task("loading weights", len(wanted)) as advance:
-            for parameter, spec in wanted.items():
-                order = layout.row_order(parameter, config)
-                leaf = _load(source, tensors[parameter], spec, order, _recipe_of(parameter, recipe))
-                added = layout.added_to_vectors(parameter)
-                leaves[parameter] = leaf + added if added else leaf
+        with progress.task("loading weights", len(wanted)) as advance, read_ahead(file, list(wanted)) as parameters:
+            for parameter in parameters:
+                leaves[parameter] = _on_devices(file, parameter, wanted[parameter], recipe, placement)
+                file.release(parameter)
                 advance(1)
-        file_bytes: dict[str, int] = {}
-        for name in tensors.values():
-            file_bytes[found[name].format] = file_bytes.get(found[name].format, 0) + found[name].num_bytes
+        file_bytes = file.bytes_by_format
     params = map_specs(specs, leaves)
     assert isinstance(params, dict)
     if recipe.layout == "tiled":
@@ -95,23 +96,43 @@ def load_model(path: Path, recipe: Recipe, progress: Progress) -> LoadedModel:
     )
 
 
+def open_parameters(
+    source: WeightSource, layout: FileLayout, config: Any, wanted: Mapping[str, ArraySpec]
+) -> ParameterFile | NativeParameters:
+    """The model's parameters in an open file, all accounted for."""
+    if isinstance(source, NativeWeights):
+        return NativeParameters(source.arrays, wanted)
+    return ParameterFile(source, layout, config, wanted)
+
+
 def tiled_formats(loaded: LoadedModel) -> set[str]:
     """The formats whose CPU kernels the model needs."""
     return {weight.format_name for weight in _tiled_weights(loaded)}
 
 
-def cpu_kernel_needs(path: Path) -> tuple[set[str], int]:
-    """The formats that the layout "tiled" would find in a file, which is not read for it, and the head size."""
+@dataclass(frozen=True, kw_only=True)
+class FormatsToMultiply:
+    """The formats of a file's matrices that have a CPU kernel: of those every token meets, and of experts'."""
+
+    single: frozenset[str]
+    experts: frozenset[str]
+
+
+def cpu_kernel_needs(path: Path) -> tuple[FormatsToMultiply, Any]:
+    """The formats that the layout "tiled" would find in a file, which is not read for it, and the model's config."""
     with open_weights(path) as source:
         model, config, layout = identify(source)
         wanted = paths(model.param_specs(config))
-        matrices = {name: spec for name, spec in wanted.items() if len(spec.shape) == 2}
-        if "unembed" in wanted:
-            matrices.pop("embed", None)  # read row by row; tied, it is the output matrix too
-        names, present = {name: layout.names.tensor_name(name) for name in matrices}, source.names()
-        formats = {name: source.info(names[name]).format for name in matrices if names[name] in present}
-    known = {name: FORMATS[found] for name, found in formats.items() if found in FORMATS}
-    return {fmt.name for name, fmt in known.items() if can_tile(fmt.spec(*matrices[name].shape))}, config.head_size
+        file = open_parameters(source, layout, config, wanted)
+        read_by_row = {"embed"} if "unembed" in wanted else set()  # tied, it is the output matrix too
+        found: dict[bool, set[str]] = {False: set(), True: set()}
+        for parameter, spec in wanted.items():
+            known = FORMATS.get(file.format_of(parameter))
+            if known is None or not _is_tiled(spec) or parameter in read_by_row:
+                continue
+            if can_tile(known.spec(*spec.shape[-2:])):
+                found["experts" in spec.axes].add(known.name)
+    return FormatsToMultiply(single=frozenset(found[False]), experts=frozenset(found[True])), config
 
 
 def logits_bytes(path: Path, num_rows: int) -> int:
@@ -132,11 +153,6 @@ def tiled_bytes(loaded: LoadedModel) -> int:
 def _tiled_weights(loaded: LoadedModel) -> list[TiledWeight]:
     nodes = jax.tree.leaves(loaded.params, is_leaf=lambda node: isinstance(node, TiledWeight))
     return [node for node in nodes if isinstance(node, TiledWeight)]
-
-
-def tied_names(layout: FileLayout, wanted: Mapping[str, ArraySpec]) -> tuple[str, ...]:
-    """Tensors that repeat another one: the output matrix of a model with tied embeddings."""
-    return () if "unembed" in wanted else (layout.names.tensor_name("unembed"),)
 
 
 def identify(source: WeightSource) -> tuple[Model, Any, FileLayout]:
@@ -173,19 +189,6 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _load(source: WeightSource, name: str, spec: ArraySpec, order: Any, recipe: Recipe) -> Any:
-    tensor = source.read(name)
-    weight = weight_from_tensor(tensor)
-    if len(spec.shape) == 1:
-        if not isinstance(weight, Dense):
-            raise CheckpointError(f"tensor {name!r} is a vector in a block format ({tensor.format})")
-        vector = jnp.asarray(weight.array, jnp.float32)
-        return vector if order is None else vector[order]
-    if order is not None:
-        weight = take_rows(weight, order)
-    return _laid_out(weight, recipe)
-
-
 def _joined_neighbours(params: Any) -> Any:
     """The tree with tiled weights of the same inputs joined, so that one call multiplies them all."""
     if isinstance(params, tuple):
@@ -198,8 +201,33 @@ def _joined_neighbours(params: Any) -> Any:
     return {name: _joined_neighbours(value) for name, value in params.items()}
 
 
-def _recipe_of(parameter: str, recipe: Recipe) -> Recipe:
-    return Recipe(layout="packed", dtype=recipe.dtype) if (recipe.layout, parameter) == ("tiled", "embed") else recipe
+def _is_tiled(spec: ArraySpec) -> bool:
+    """Whether the CPU kernels multiply with it: matrices, also experts', but not the heads' of MLA."""
+    leading = spec.axes[:-2]
+    return not spec.is_vector and leading in ((), ("experts",))
+
+
+def _recipe_of(parameter: str, spec: ArraySpec, recipe: Recipe) -> Recipe:
+    """What becomes of one parameter: of an embedding table single rows are read."""
+    if recipe.layout != "tiled" or (_is_tiled(spec) and parameter != "embed"):
+        return recipe
+    return Recipe(layout="packed" if parameter == "embed" else "expanded", dtype=recipe.dtype)
+
+
+def _on_devices(
+    file: ParameterFile | NativeParameters, parameter: str, spec: ArraySpec, recipe: Recipe, placement: Placement | None
+) -> object:
+    """One parameter, a vector as an array, where the placement says and as the recipe says."""
+    sharding = placement(parameter, spec) if placement else None
+    if spec.is_vector:
+        vector = file.vector(parameter)
+        return jnp.asarray(vector) if sharding is None else jax.device_put(vector, sharding)
+    if sharding is None:
+        return _laid_out(file.matrix(parameter), _recipe_of(parameter, spec, recipe))
+    if recipe.layout == "packed":
+        return file.placed(parameter, sharding, None)
+    weight = file.placed(parameter, sharding, recipe.dtype)
+    return _expanded(weight, recipe.dtype, sharding)
 
 
 def _laid_out(weight: Weight, recipe: Recipe) -> Weight:
@@ -210,10 +238,11 @@ def _laid_out(weight: Weight, recipe: Recipe) -> Weight:
     return weight if recipe.layout == "packed" else _expanded(weight, recipe.dtype)
 
 
-def _expanded(weight: Weight, dtype: str) -> Weight:
+def _expanded(weight: Weight, dtype: str, sharding: jax.sharding.Sharding | None = None) -> Weight:
     if isinstance(weight, Dense) and str(weight.array.dtype) == dtype:
         return weight
-    return Dense(array=_decode_to(dtype)(weight))
+    decoded = _decode_to(dtype)(weight)
+    return Dense(array=decoded if sharding is None else jax.device_put(decoded, sharding))
 
 
 def _decode_to(dtype: str) -> Callable[[Weight], jax.Array]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxserve.engine.pooling import PooledPrompt
 from jaxserve.outputs import FinishReason
 from jaxserve.sampling_params import SamplingParams
 
@@ -24,11 +25,13 @@ class TopTokens:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineRequest:
-    """The scheduler's payload. prompt_logprobs: one entry per prompt position once computed, None when not wanted."""
+    """The scheduler's payload. prompt_logprobs: one entry per prompt position once computed, None when not wanted.
+    pooled: for requests of an embedding only."""
 
     params: SamplingParams
     seed: int
     prompt_logprobs: list[TopTokens | None] | None = None
+    pooled: PooledPrompt | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)  # not frozen: one per running request and step, and that costs 4x
@@ -42,6 +45,13 @@ class EngineEvent:
     stop_reason: int | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: list[TopTokens | None] | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class EmbeddingEvent(EngineEvent):
+    """The one event of an embedding request, which ends it: no tokens, and the pooled hidden states of its prompt."""
+
+    pooled: list[float] = field(repr=False)
 
 
 def needs_slot_state(params: SamplingParams) -> bool:

@@ -1,23 +1,26 @@
 """The compiled step: tokens in, tokens out, cache and slot state donated. Sampling happens inside."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int32
 
 from jaxserve.engine.logits import SlotState
 from jaxserve.engine.logprobs import no_logprobs, token_logprobs, token_logprobs_if_wanted
+from jaxserve.engine.pooling import pooled_states
 from jaxserve.engine.sampling import sample
+from jaxserve.engine.spread import Spread
+from jaxserve.kv_cache import Cache, CacheSpec, empty_cache
 from jaxserve.models.model import Model
 from jaxserve.sampling_params import MAX_LOGPROBS
 from jaxserve.step_inputs import StepInputs, StepOutputs, StepShape, TokenLogprobs, unpack
 from pallas_kernels.kernels import Kernels
-from pallas_kernels.kv_pages import KVPages
 from pallas_kernels.ragged import RaggedLayout, positions_of_tokens
 
 PROMPT_LOGPROB_ROWS = 64  # prompt logits are made for so many tokens at a time: [64, V] instead of [T, V]
@@ -25,15 +28,57 @@ PROMPT_LOGPROB_ROWS = 64  # prompt logits are made for so many tokens at a time:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What the step is compiled from besides its shape."""
+    """What the step is compiled from besides its shape. spread: over which devices, one where it is None."""
 
     model: Model
     config: Any
     kernels: Kernels
     dtype: str
+    spread: Spread | None = None
+
+    def forward(
+        self, params: Any, token_ids: Int32[Array, "T"], layout: RaggedLayout, cache: Cache
+    ) -> tuple[Float[Array, "T D"], Cache]:
+        """Hidden states after the last norm, and the cache with this step's tokens."""
+        if self.spread is not None:
+            return self.spread.forward(self.model, self.kernels, self.dtype, params, token_ids, layout, cache)
+        return self.model.forward(params, self.config, self.kernels, token_ids, layout, cache, dtype=self.dtype)
+
+    def for_context(self, max_model_len: int) -> "Program":
+        """The program for sequences of up to so many tokens."""
+        config = self.model.for_context(self.config, max_model_len)
+        spread = None if self.spread is None else replace(self.spread, config=config)
+        return replace(self, config=config, spread=spread)
+
+    def with_params(self, params: Any) -> "Program":
+        """The program for parameters that were rearranged (stacked) where they lie."""
+        if self.spread is None:
+            return self
+        return replace(self, spread=replace(self.spread, param_partitions=jax.tree.map(_partition, params)))
+
+    def new_cache(self, spec: CacheSpec, num_pages: int) -> Cache:
+        """A cache of zeros where the program runs."""
+        make = partial(empty_cache, spec, num_pages, self.kernels)
+        return make() if self.spread is None else self.spread.placed_cache(make)
+
+    @property
+    def everywhere(self) -> NamedSharding | None:
+        """Where arrays go that every device needs; None on one device."""
+        return None if self.spread is None else self.spread.everywhere
+
+    def unembed(self, params: Any, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
+        """Logits of hidden states."""
+        if self.spread is not None:
+            return self.spread.unembed(self.model, self.kernels, params, hidden)
+        return self.model.unembed(params, self.config, self.kernels, hidden)
 
 
-StepFunction = Callable[[Any, KVPages, SlotState, Array], tuple[StepOutputs, KVPages, SlotState]]
+def _partition(array: jax.Array) -> PartitionSpec:
+    assert isinstance(array.sharding, NamedSharding), "a parameter does not lie on the mesh"
+    return array.sharding.spec
+
+
+StepFunction = Callable[[Any, Cache, SlotState, Array], tuple[StepOutputs, Cache, SlotState]]
 
 
 def step_function(program: Program, shape: StepShape) -> StepFunction:
@@ -42,14 +87,12 @@ def step_function(program: Program, shape: StepShape) -> StepFunction:
 
 
 def _step(
-    program: Program, shape: StepShape, params: Any, cache: KVPages, state: SlotState, buffer: Int32[Array, "W"]
-) -> tuple[StepOutputs, KVPages, SlotState]:
+    program: Program, shape: StepShape, params: Any, cache: Cache, state: SlotState, buffer: Int32[Array, "W"]
+) -> tuple[StepOutputs, Cache, SlotState]:
     inputs = unpack(buffer, shape)
     token_ids, state = _known_tokens(inputs, state)
-    hidden, cache = program.model.forward(
-        params, program.config, program.kernels, token_ids, inputs.layout, cache, dtype=program.dtype
-    )
-    unembed = partial(program.model.unembed, params, program.config, program.kernels)
+    hidden, cache = program.forward(params, token_ids, inputs.layout, cache)
+    unembed = partial(program.unembed, params)
     last = jnp.clip(inputs.layout.query_starts[1:] - 1, 0, shape.num_tokens - 1)
     logits = unembed(hidden[last])
     drawn = sample(logits, inputs.sampling, state)
@@ -57,6 +100,7 @@ def _step(
         token_ids=drawn,
         logprobs=token_logprobs_if_wanted(logits, drawn, inputs.sampling.wants_logprobs, MAX_LOGPROBS),
         prompt_logprobs=_prompt_logprobs(unembed, hidden, inputs),
+        pooled=pooled_states(hidden, inputs.layout, inputs.pooling),
     )
     return outputs, cache, _remember(state, inputs, drawn)
 
@@ -109,10 +153,8 @@ def _prompt_logprobs(
 
 
 def logits_of_tokens(
-    program: Program, params: Any, cache: KVPages, token_ids: Int32[Array, "T"], layout: RaggedLayout
-) -> tuple[Float[Array, "T V"], KVPages]:
+    program: Program, params: Any, cache: Cache, token_ids: Int32[Array, "T"], layout: RaggedLayout
+) -> tuple[Float[Array, "T V"], Cache]:
     """Logits at every token: the pure function under the engine, for notebooks and parity tests."""
-    hidden, cache = program.model.forward(
-        params, program.config, program.kernels, token_ids, layout, cache, dtype=program.dtype
-    )
-    return program.model.unembed(params, program.config, program.kernels, hidden), cache
+    hidden, cache = program.forward(params, token_ids, layout, cache)
+    return program.unembed(params, hidden), cache

@@ -16,49 +16,19 @@ from jaxserve.engine.compile_watch import CompileWatch
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import ProgramReport
 from jaxserve.engine.progress import Progress
-from jaxserve.engine.requests import EngineEvent
+from jaxserve.engine.requests import EmbeddingEvent, EngineEvent
 from jaxserve.errors import EngineDied, InvalidRequest, Overloaded, PromptTooLong, ShuttingDown
 from jaxserve.frontend.choice_text import ChoiceText, logprob_entry
+from jaxserve.frontend.facts import EngineStats, ServedModel
 from jaxserve.frontend.generation import Generation, wake
 from jaxserve.outputs import TextDelta
+from jaxserve.pooling_params import Pooling
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import Request
-from jaxserve.tokens import ChatTemplate, Tokenizer, encode_chat
+from jaxserve.tokens import Tokenizer, encode_chat
 
+_POOLED = SamplingParams(temperature=0.0, max_tokens=1, seed=0, ignore_eos=True, detokenize=False)
 SHRINKAGE = 4  # a tokenizer's normalization may make a text shorter, hardly by more
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineStats:
-    """A snapshot; names ending in _total count since the start."""
-
-    num_running: int
-    num_waiting: int
-    total_pages: int
-    running_pages: int
-    cached_pages: int
-    free_pages: int
-    prompt_tokens_total: int
-    generation_tokens_total: int
-    prefix_queried_tokens_total: int
-    prefix_hit_tokens_total: int
-    preemptions_total: int
-    steps_total: int
-    requests_finished_total: dict[str, int]
-    compiles_after_ready_total: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServedModel:
-    """What the frontend knows of the model it serves, besides the engine. version: what cached prefixes belong to."""
-
-    name: str
-    version: str
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: frozenset[int]
-    tokenizer: Tokenizer | None
-    chat_template: ChatTemplate | None
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +69,8 @@ class Frontend:
         self.vocab_size = model.vocab_size
         self.tokenizer = model.tokenizer
         self.chat_template = model.chat_template
+        self.sampling_defaults = model.sampling_defaults
+        self.embedding_size = model.embedding_size
         self.programs = programs if programs is not None else []
         self.startup_seconds = startup_seconds
         self.failure: Exception | None = None
@@ -176,6 +148,30 @@ class Frontend:
         Raises InvalidRequest or PromptTooLong for what can never run, Overloaded when the queue is full, ShuttingDown
         and EngineDied when nothing is accepted any more.
         """
+        return self._submit(prompt_token_ids, params, None, request_id, priority, cache_salt)
+
+    def submit_embedding(
+        self,
+        prompt_token_ids: list[int],
+        pooling: Pooling,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Generation:
+        """Queues a request whose one delta brings no text: with it the generation's `pooled` is there. Raises as
+        `submit` does."""
+        return self._submit(prompt_token_ids, _POOLED, pooling, request_id, priority, cache_salt)
+
+    def _submit(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        pooling: Pooling | None,
+        request_id: str | None,
+        priority: int,
+        cache_salt: str | None,
+    ) -> Generation:
         self._check_ids(prompt_token_ids, params)
         generation = Generation(
             request_id or f"req-{next(self._serials)}", list(prompt_token_ids), params.n, self._request_abort
@@ -190,6 +186,7 @@ class Frontend:
                 index=index,
                 priority=priority,
                 cache_domain=(self._model.version, "", cache_salt or ""),
+                pooling=pooling,
             )
             for index in range(params.n)
         ]
@@ -249,6 +246,7 @@ class Frontend:
             prefix_queried_tokens_total=scheduled.prefix_queried_tokens,
             prefix_hit_tokens_total=scheduled.prefix_hit_tokens,
             preemptions_total=scheduled.num_preemptions,
+            left_pages_total=scheduled.num_left_pages,
             steps_total=self.engine.num_steps,
             requests_finished_total=dict(self._finished),
             compiles_after_ready_total=self._compiles.requests if self._is_warm else 0,
@@ -345,8 +343,11 @@ class Frontend:
             if choice is None:
                 continue
             delta = choice.text.delta(event)
-            if delta.finish_reason is not None and event.finish_reason is None:  # a stop string, seen in the text only
-                self.engine.abort(event.request_id)
+            if delta.finish_reason is not None:
+                if event.finish_reason is None:  # a stop string, seen in the text only
+                    self.engine.abort(event.request_id)
+                elif isinstance(event, EmbeddingEvent):
+                    choice.generation.pooled = event.pooled
             if event.num_cached_tokens:
                 choice.generation.num_cached_tokens = event.num_cached_tokens
             if event.prompt_logprobs is not None:

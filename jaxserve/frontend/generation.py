@@ -12,7 +12,8 @@ class Generation:
     """A request under way, with `num_choices` choices whose deltas interleave.
 
     One reader, either `for` or `async for`; it ends when every choice has delivered its finish_reason, and raises
-    EngineDied when the engine failed. num_cached_tokens and prompt_logprobs are valid once the first delta arrived.
+    EngineDied when the engine failed. num_cached_tokens, prompt_logprobs and pooled (hidden states, of
+    an embedding request) are valid once the first delta arrived.
     """
 
     def __init__(
@@ -23,6 +24,7 @@ class Generation:
         self.num_choices = num_choices
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self.pooled: list[float] | None = None
         self._deltas: queue.SimpleQueue[TextDelta | Exception] = queue.SimpleQueue()
         self._abort = abort
         self._unread = num_choices

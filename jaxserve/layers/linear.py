@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxserve.layers.spread import total
 from jaxserve.quant.quantized import Weight
 from pallas_kernels.kernels import Kernels
 from pallas_kernels.quantized_matmul.around import Before
@@ -27,6 +28,25 @@ def linear(
     out = kernels.quantized_matmul(x, weight, before=before, residual=residual)
     if bias is not None:
         out = out + bias
+    return out.astype(x.dtype)
+
+
+def gathered(
+    kernels: Kernels,
+    x: Float[Array, "T X"],
+    weight: Weight,
+    bias: Float[Array, "O"] | None = None,
+    *,
+    before: Before = None,
+    residual: Float[Array, "T O"] | None = None,
+) -> Float[Array, "T O"]:
+    """As `linear`, for a weight whose inputs are spread over devices: their partial sums are added up first, in
+    float32."""
+    if "tensor" not in kernels.spread_over:
+        return linear(kernels, x, weight, bias, before=before, residual=residual)
+    out = total(kernels, kernels.quantized_matmul(x, weight, before=before).astype(jnp.float32), "tensor")
+    for term in (residual, bias):
+        out = out if term is None else out + term
     return out.astype(x.dtype)
 
 

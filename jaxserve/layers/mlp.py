@@ -2,7 +2,7 @@
 
 from jaxtyping import Array, Float
 
-from jaxserve.layers.linear import linear, side_by_side
+from jaxserve.layers.linear import gathered, side_by_side
 from pallas_kernels.kernels import Kernels
 from pallas_kernels.quantized_matmul.around import Activation, Before, GatedUnit
 
@@ -20,4 +20,4 @@ def gated_mlp(
     `weights` has them."""
     gate_up = side_by_side(kernels, x, weights, ("gate", "up"), before=before)
     unit = GatedUnit(activation=activation)
-    return linear(kernels, gate_up, weights["down"], weights.get("down_bias"), before=unit, residual=residual)
+    return gathered(kernels, gate_up, weights["down"], weights.get("down_bias"), before=unit, residual=residual)

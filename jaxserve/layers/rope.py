@@ -2,33 +2,72 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
-SUPPORTED = ("default", "linear", "llama3", "yarn")
+SUPPORTED = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowingTheta:
+    """Base theta that grows with the length of a sequence beyond the `original` positions (NTK-aware scaling)."""
+
+    theta: float
+    factor: float
+    original: int
+    rotated_size: int
+
+    def inverse_frequencies(self, length: int) -> tuple[float, ...]:
+        grown = self.factor * length / self.original - (self.factor - 1)
+        base = self.theta * grown ** (self.rotated_size / (self.rotated_size - 2))
+        return tuple(_inverse_frequencies(self.rotated_size, base))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongFrequencies:
+    """Other frequencies for sequences of more than `original` tokens."""
+
+    original: int
+    frequencies: tuple[float, ...]
+
+    def inverse_frequencies(self, length: int) -> tuple[float, ...]:
+        return self.frequencies
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Inverse frequency per rotated pair (radians per position), and a factor on cos and sin (yarn's)."""
+    """Inverse frequency per rotated pair (radians per position), and a factor on cos and sin (yarn's and longrope's).
+
+    beyond: what holds instead for sequences longer than the model was first trained on. Keys in the cache are rotated,
+    so one choice holds for all tokens of an engine: see `for_context`.
+    """
 
     inverse_frequencies: tuple[float, ...]
     attention_factor: float = 1.0
+    beyond: GrowingTheta | LongFrequencies | None = None
+
+    def for_context(self, max_model_len: int) -> "Rope":
+        """The rope of sequences that may grow to so many tokens."""
+        if self.beyond is None or max_model_len <= self.beyond.original:
+            return self
+        return replace(self, inverse_frequencies=self.beyond.inverse_frequencies(max_model_len), beyond=None)
 
 
-def make_rope(head_size: int, theta: float, scaling: Mapping[str, Any] | None, max_position: int) -> Rope:
+def make_rope(rotated_size: int, theta: float, scaling: Mapping[str, Any] | None, max_position: int) -> Rope:
     """Frequencies for one of the SUPPORTED kinds, named as in HF's `rope_scaling` / `rope_parameters`.
+
+    rotated_size: values of a head that are rotated, all of them in most models. longrope also wants
+    `original_max_position_embeddings` among its parameters.
 
     Agrees with transformers' modeling_rope_utils. Raises ValueError for a kind that is not supported.
     """
     scaling = dict(scaling or {})
     kind = scaling.get("rope_type", scaling.get("type", "default")) or "default"
-    pairs = np.arange(0, head_size, 2, dtype=np.float64) / head_size
-    inverse = theta**-pairs
+    inverse = _inverse_frequencies(rotated_size, theta)
     if kind == "default":
         return Rope(inverse_frequencies=tuple(inverse))
     if kind == "linear":
@@ -36,8 +75,17 @@ def make_rope(head_size: int, theta: float, scaling: Mapping[str, Any] | None, m
     if kind == "llama3":
         return Rope(inverse_frequencies=tuple(_llama3(inverse, scaling)))
     if kind == "yarn":
-        return _yarn(inverse, head_size, theta, scaling, max_position)
+        return _yarn(inverse, rotated_size, theta, scaling, max_position)
+    if kind == "dynamic":
+        beyond = GrowingTheta(theta=theta, factor=scaling["factor"], original=max_position, rotated_size=rotated_size)
+        return Rope(inverse_frequencies=tuple(inverse), beyond=beyond)
+    if kind in ("longrope", "su"):  # the second is its first name
+        return _longrope(inverse, scaling, max_position)
     raise ValueError(f"rope type {kind!r} is not supported; this version knows {', '.join(SUPPORTED)}")
+
+
+def _inverse_frequencies(rotated_size: int, theta: float) -> np.ndarray:
+    return theta ** -(np.arange(0, rotated_size, 2, dtype=np.float64) / rotated_size)
 
 
 def _llama3(inverse: np.ndarray, scaling: Mapping[str, Any]) -> np.ndarray:
@@ -64,6 +112,23 @@ def _yarn(inverse: np.ndarray, head_size: int, theta: float, scaling: Mapping[st
     return Rope(
         inverse_frequencies=tuple(inverse / factor * ramp + inverse * (1 - ramp)),
         attention_factor=_yarn_attention_factor(float(factor), scaling),
+    )
+
+
+def _longrope(inverse: np.ndarray, scaling: Mapping[str, Any], max_position: int) -> Rope:
+    """LongRoPE (Ding et al. 2024, arXiv 2402.13753): a factor for each frequency, others for long sequences."""
+    original = scaling.get("original_max_position_embeddings") or max_position
+    short, long = (np.asarray(scaling[name], np.float64) for name in ("short_factor", "long_factor"))
+    if short.shape != inverse.shape or long.shape != inverse.shape:
+        raise ValueError(f"longrope has {short.size} short and {long.size} long factors for {inverse.size} frequencies")
+    stretch = max_position / original
+    factor = scaling.get("attention_factor")
+    if factor is None:
+        factor = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    return Rope(
+        inverse_frequencies=tuple(inverse / short),
+        attention_factor=float(factor),
+        beyond=LongFrequencies(original=original, frequencies=tuple(inverse / long)),
     )
 
 

@@ -1,6 +1,7 @@
-"""Running a model's layers one after another, unrolled or as a scan."""
+"""Running a model's layers one after another, unrolled or as scans."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -12,42 +13,59 @@ from jaxtyping import Array, Int32
 type Body[Carry] = Callable[[Carry, Any, Any], Carry]
 
 
-def run_layers[Carry](layers: Any, carry: Carry, body: Body[Carry] | Sequence[Body[Carry]]) -> Carry:
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class StackedLayers:
+    """Neighbouring layers of one form: each array of their weights on a new leading axis."""
+
+    weights: Any
+
+    @property
+    def num_layers(self) -> int:
+        return jax.tree.leaves(self.weights)[0].shape[0]
+
+
+def run_layers[Carry](layers: tuple[Any, ...], carry: Carry, body: Body[Carry] | Sequence[Body[Carry]]) -> Carry:
     """carry after body(carry, weights of layer i, i) for each layer.
 
     A sequence of bodies has one for each layer, for models whose layers differ in more than their weights; layers of
     one kind must share one function, which is then traced once.
 
-    A tuple of layers is unrolled: fastest on CPU, where a scan would copy every layer's weights out of the stack.
-    Weights stacked on a leading axis (`stack_layers`) are scanned, neighbours of one kind in one scan: few layers to
-    compile, what accelerators want. The carry holds the cache, so that it is updated in place.
+    Layers one by one are unrolled: fastest on CPU, where a scan would copy every layer's weights out of the stack.
+    Stacked ones (`stack_layers`) are scanned, neighbours of one kind in one scan: few layers to compile, what
+    accelerators want. The carry holds the cache, so that it is updated in place.
     """
-    num_layers = len(layers) if isinstance(layers, tuple) else jax.tree.leaves(layers)[0].shape[0]
+    num_layers = sum(item.num_layers if isinstance(item, StackedLayers) else 1 for item in layers)
     bodies = tuple(body) if isinstance(body, Sequence) else (body,) * num_layers
     assert len(bodies) == num_layers, f"{len(bodies)} bodies for {num_layers} layers"
-    if isinstance(layers, tuple):
-        compiled = {kind: jax.jit(kind) for kind in bodies}  # traced and lowered once for all layers of a kind
-        for index, (weights, kind) in enumerate(zip(layers, bodies, strict=True)):
-            carry = compiled[kind](carry, weights, jnp.int32(index))
-        return carry
-    for kind, run in groupby(range(num_layers), key=bodies.__getitem__):
-        carry = _scan(layers, carry, kind, jnp.asarray(tuple(run)))
+    compiled = {kind: jax.jit(kind) for kind in bodies}  # traced and lowered once for all layers of a kind
+    index = 0
+    for item in layers:
+        if not isinstance(item, StackedLayers):
+            carry = compiled[bodies[index]](carry, item, jnp.int32(index))
+            index += 1
+            continue
+        first, index = index, index + item.num_layers
+        for kind, run in groupby(range(first, index), key=bodies.__getitem__):
+            carry = _scan(item.weights, carry, kind, jnp.asarray(tuple(run)), first)
     return carry
 
 
-def _scan[Carry](stacked: Any, carry: Carry, body: Body[Carry], indices: Int32[Array, "y"]) -> Carry:
+def _scan[Carry](stacked: Any, carry: Carry, body: Body[Carry], indices: Int32[Array, "y"], first: int) -> Carry:
     """carry after some of the stacked layers; each is taken out of the whole stack, which is not sliced into copies."""
 
     def step(carry: Carry, index: Int32[Array, ""]) -> tuple[Carry, None]:
-        weights = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, index, keepdims=False), stacked)
+        weights = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, index - first, keepdims=False), stacked)
         return body(carry, weights, index), None
 
     return lax.scan(step, carry, indices)[0]
 
 
-def stack_layers(layers: tuple[Any, ...]) -> Any:
-    """The layers' weights stacked on a new leading axis. Raises ValueError when their formats or shapes differ."""
-    kinds = {str(jax.tree.map(lambda a: (a.shape, str(a.dtype)), layer)) for layer in layers}
-    if len(kinds) > 1:
-        raise ValueError("layers of different formats or shapes cannot be stacked; run them unrolled")
-    return jax.tree.map(lambda *arrays: jnp.stack(arrays), *layers)
+def stack_layers(layers: tuple[Any, ...]) -> tuple[StackedLayers, ...]:
+    """The layers with neighbours of the same formats and shapes stacked: one stack for most models."""
+
+    def form(layer: Any) -> str:
+        return str(jax.tree.map(lambda array: (array.shape, str(array.dtype)), layer))
+
+    runs = [list(run) for _, run in groupby(layers, key=form)]
+    return tuple(StackedLayers(weights=jax.tree.map(lambda *arrays: jnp.stack(arrays), *run)) for run in runs)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
-from checkpoints.errors import CheckpointError, UnsupportedCheckpoint
+from checkpoints.errors import UnsupportedCheckpoint
 from checkpoints.load import WeightSource
 from checkpoints.names import NameMap
 from jaxserve.layers.attention import attention
@@ -23,7 +23,7 @@ from jaxserve.layers.mlp import gated_mlp
 from jaxserve.layers.norm import RmsNorm, rms_norm
 from jaxserve.layers.rope import Rope, make_rope, rope_angles
 from jaxserve.layers.stack import Body, run_layers
-from jaxserve.models.model import FileLayout, Model, gguf_value
+from jaxserve.models.model import AS_IT_IS, FileLayout, Model, Stored, check_values, gguf_value, reading
 from pallas_kernels.kernels import Kernels
 from pallas_kernels.kv_pages import KVPages
 from pallas_kernels.ragged import RaggedLayout, positions_of_tokens
@@ -66,6 +66,11 @@ class GemmaConfig:
     attention_soft_cap: float | None = None
     final_soft_cap: float | None = None
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each layer, None where a token sees all before it."""
+        return tuple(self.window if kind == "sliding_attention" else None for kind in self.layer_kinds)
+
 
 def config_from_hf(hf: Mapping[str, Any]) -> GemmaConfig:
     """From a config.json of model_type gemma3_text, or gemma3 with a text_config inside.
@@ -74,7 +79,7 @@ def config_from_hf(hf: Mapping[str, Any]) -> GemmaConfig:
     CheckpointError for a missing field, UnsupportedCheckpoint for a value this version does not compute.
     """
     text = hf.get("text_config", hf)
-    try:
+    with reading("config.json", "gemma3"):
         check_values(text, COMPUTED)
         head_size, max_position = text.get("head_dim", 256), text.get("max_position_embeddings", 131_072)
         local, everywhere = _hf_ropes(text)
@@ -97,19 +102,6 @@ def config_from_hf(hf: Mapping[str, Any]) -> GemmaConfig:
             attention_soft_cap=text.get("attn_logit_softcapping"),
             final_soft_cap=text.get("final_logit_softcapping"),
         )
-    except KeyError as error:
-        raise CheckpointError(f"config.json: field {error} is missing") from error
-    except ValueError as error:
-        raise UnsupportedCheckpoint(f"config.json: {error}") from error
-    except (TypeError, AttributeError, ZeroDivisionError) as error:
-        raise CheckpointError(f"config.json: a field has a value no gemma3 has ({error})") from error
-
-
-def check_values(text: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """ValueError, naming the field, for one that is there with another value than is computed."""
-    for field, values in allowed.items():
-        if text.get(field, values[0]) not in values:
-            raise ValueError(f"{field} {text[field]!r}; this version computes {values[0]!r} only")
 
 
 def _hf_ropes(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -152,7 +144,7 @@ def config_from_gguf(source: WeightSource) -> GemmaConfig:
     pattern = meta.get("gemma3.attention.sliding_window_pattern", _PATTERN)
     if not isinstance(pattern, int) or pattern < 1:
         raise UnsupportedCheckpoint(f"{source.path}: gemma3.attention.sliding_window_pattern is no number of layers")
-    try:
+    with reading(str(source.path), "gemma3"):
         return GemmaConfig(
             num_layers=num_layers,
             hidden_size=hidden,
@@ -171,12 +163,6 @@ def config_from_gguf(source: WeightSource) -> GemmaConfig:
             is_tied="output.weight" not in source.names(),
             final_soft_cap=meta.get("gemma3.final_logit_softcapping"),
         )
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise UnsupportedCheckpoint(f"{source.path}: {error}") from error
-    except (TypeError, AttributeError, ZeroDivisionError) as error:
-        raise CheckpointError(f"{source.path}: metadata with a value no gemma3 has ({error})") from error
 
 
 def param_specs(config: GemmaConfig) -> dict[str, Any]:
@@ -228,7 +214,7 @@ def forward(
 ) -> tuple[Float[Array, "T D"], KVPages]:
     """Hidden states after the last norm, and the cache with this step's keys and values."""
     bodies = {kind: _layer(kind, config, kernels, layout, token_ids.shape[0]) for kind in set(config.layer_kinds)}
-    x = embed(token_ids, params["embed"], dtype)
+    x = embed(kernels, token_ids, params["embed"], dtype)
     x = x * jnp.asarray(math.sqrt(config.hidden_size), dtype)  # rounded to the activations' dtype, as in training
     x, cache = run_layers(params["layers"], (x, cache), [bodies[kind] for kind in config.layer_kinds])
     return rms_norm(x, params["norm"], config.norm_eps), cache
@@ -270,9 +256,9 @@ def logits(
     return out if config.final_soft_cap is None else config.final_soft_cap * jnp.tanh(out / config.final_soft_cap)
 
 
-def _one_for_norms(parameter: str) -> float:
+def _one_for_norms(parameter: str, config: GemmaConfig) -> Stored:
     """HF files hold w of the norms' factor 1 + w; GGUF files hold the factor."""
-    return 1.0 if parameter.endswith("norm") else 0.0
+    return Stored(added=1.0) if parameter.endswith("norm") else AS_IT_IS
 
 
 def _hf_names(prefix: str) -> NameMap:
@@ -296,7 +282,7 @@ def _hf_names(prefix: str) -> NameMap:
 _GGUF_ATTENTION = {
     "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm"
 }  # fmt: skip
-HF_LAYOUT = FileLayout(names=_hf_names(""), added_to_vectors=_one_for_norms)
+HF_LAYOUT = FileLayout(names=_hf_names(""), stored=_one_for_norms)
 GGUF_NAMES = NameMap(
     rules={
         "embed": "token_embd.weight",
@@ -345,5 +331,5 @@ WITH_VISION = dataclasses.replace(
     MODEL,
     hf_architectures=("Gemma3ForConditionalGeneration",),
     gguf_architectures=(),
-    hf_layout=FileLayout(names=_hf_names("language_model."), ignored=_VISION_TENSORS, added_to_vectors=_one_for_norms),
+    hf_layout=FileLayout(names=_hf_names("language_model."), ignored=_VISION_TENSORS, stored=_one_for_norms),
 )

@@ -1,126 +1,120 @@
-"""Llama 2 and 3, and models of the same shape (SmolLM2, TinyLlama, Mistral); qwen.py builds on it."""
+"""Llama 2 and 3, and models of the same shape (SmolLM2, TinyLlama, Mistral); Mixtral in GGUF, which has its name."""
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int32
 
-from checkpoints.errors import CheckpointError, UnsupportedCheckpoint
+from checkpoints.errors import UnsupportedCheckpoint
 from checkpoints.load import WeightSource
-from checkpoints.names import NameMap
-from jaxserve.layers.attention import attention
-from jaxserve.layers.embed import embed, unembed
-from jaxserve.layers.mlp import gated_mlp
-from jaxserve.layers.norm import RmsNorm, rms_norm
-from jaxserve.layers.rope import Rope, make_rope, rope_angles
-from jaxserve.layers.stack import run_layers
-from jaxserve.models.model import FileLayout, Model, gguf_value
-from pallas_kernels.kernels import Kernels
-from pallas_kernels.kv_pages import KVPages
-from pallas_kernels.ragged import RaggedLayout, positions_of_tokens
-from sharding.spec import ArraySpec
+from jaxserve.layers.moe import Routing
+from jaxserve.layers.rope import GrowingTheta, Rope, make_rope
+from jaxserve.models import decoder
+from jaxserve.models.decoder import DecoderConfig, MoeConfig
+from jaxserve.models.file_names import gguf_names, hf_names
+from jaxserve.models.model import AS_IT_IS, FileLayout, Model, Stored, check_values, gguf_value, reading
+
+_WITH_WINDOW = ("mistral", "mixtral", "phi3")  # types in which a sliding_window means one
 
 
-@dataclass(frozen=True, kw_only=True)
-class LlamaConfig:
-    """Sizes and constants of one model. attention_biases: those of "q", "k", "v" and "o" that have one."""
-
-    num_layers: int
-    hidden_size: int
-    ffn_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    vocab_size: int
-    max_position: int
-    norm_eps: float
-    rope: Rope
-    is_tied: bool
-    attention_biases: tuple[str, ...] = ()
-    has_mlp_bias: bool = False
-    has_qk_norm: bool = False
-    window: int | None = None
-
-
-def config_from_hf(hf: Mapping[str, Any]) -> LlamaConfig:
+def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
     """From a config.json of model_type llama or mistral, or one with the same fields.
 
     Raises CheckpointError for a missing field, UnsupportedCheckpoint for a value this version does not compute.
     """
-    if hf.get("hidden_act", "silu") != "silu":
-        raise UnsupportedCheckpoint(f"config.json: hidden_act {hf['hidden_act']!r}; this version computes silu only")
-    try:
-        heads = hf["num_attention_heads"]
+    with reading("config.json", hf.get("model_type")):
+        check_values(hf, {"hidden_act": ("silu",)})
+        heads, num_layers = hf["num_attention_heads"], hf["num_hidden_layers"]
         head_size = hf.get("head_dim") or hf["hidden_size"] // heads
-        scaling = hf.get("rope_parameters") or hf.get("rope_scaling")
-        theta = (scaling or {}).get("rope_theta") or hf.get("rope_theta") or 10000.0
-        return LlamaConfig(
-            num_layers=hf["num_hidden_layers"],
+        rope, max_position = hf_rope(hf, head_size), hf["max_position_embeddings"]
+        if isinstance(rope.beyond, GrowingTheta):
+            max_position = int(max_position * rope.beyond.factor)
+        window = hf.get("sliding_window") if hf.get("model_type") in _WITH_WINDOW else None
+        return DecoderConfig(
+            num_layers=num_layers,
             hidden_size=hf["hidden_size"],
             ffn_size=hf["intermediate_size"],
             num_heads=heads,
             num_kv_heads=hf.get("num_key_value_heads") or heads,
             head_size=head_size,
             vocab_size=hf["vocab_size"],
-            max_position=hf["max_position_embeddings"],
+            max_position=max_position,
             norm_eps=hf.get("rms_norm_eps", 1e-6),
-            rope=make_rope(head_size, theta, scaling, hf["max_position_embeddings"]),
+            rope=rope,
             is_tied=hf.get("tie_word_embeddings", False),
             attention_biases=tuple("qkvo") if hf.get("attention_bias", False) else (),
             has_mlp_bias=hf.get("mlp_bias", False),
-            window=hf.get("sliding_window") if hf.get("model_type") == "mistral" else None,
+            windows=() if window is None else (window,) * num_layers,
         )
-    except KeyError as error:
-        raise CheckpointError(f"config.json: field {error} is missing") from error
-    except ValueError as error:
-        raise UnsupportedCheckpoint(f"config.json: {error}") from error
-    except (TypeError, ZeroDivisionError) as error:
-        raise CheckpointError(f"config.json: a field has a value no {hf.get('model_type')} has ({error})") from error
 
 
-def config_from_gguf(source: WeightSource) -> LlamaConfig:
+def hf_rope(hf: Mapping[str, Any], head_size: int) -> Rope:
+    """The rope a config.json states, in older fields or the newer mapping, of part of each head where it says so."""
+    scaling = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    if "original_max_position_embeddings" in hf:  # Phi's place for it
+        scaling = {"original_max_position_embeddings": hf["original_max_position_embeddings"], **scaling}
+    theta = scaling.get("rope_theta") or hf.get("rope_theta") or 10000.0
+    part = scaling.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0
+    return make_rope(int(head_size * part), theta, scaling, hf["max_position_embeddings"])
+
+
+def config_from_gguf(source: WeightSource) -> DecoderConfig:
     """From a GGUF of architecture llama, or one with the same keys under its own name.
 
     A rope_freqs.weight tensor holds llama3's frequency factors. Raises CheckpointError, UnsupportedCheckpoint.
     """
+    config = dense_config_from_gguf(source)
+    if 2 * len(config.rope.inverse_frequencies) != config.head_size:
+        raise UnsupportedCheckpoint(f"{source.path}: rope of a part of each head under architecture llama")
+    num_experts = source.metadata.get("llama.expert_count")
+    if not num_experts:
+        return config
+    routing = Routing(num_chosen=gguf_value(source, "expert_used_count"))
+    moe = MoeConfig(routing=routing, num_experts=num_experts, expert_size=config.ffn_size)
+    return dataclasses.replace(config, moe=moe)
+
+
+def dense_config_from_gguf(source: WeightSource) -> DecoderConfig:
+    """What the keys that all architectures share say; experts, if any, are left to the caller."""
     meta, names, architecture = source.metadata, source.names(), source.metadata["general.architecture"]
 
     need = partial(gguf_value, source)
     heads, hidden = need("attention.head_count"), need("embedding_length")
     head_size = meta.get(f"{architecture}.attention.key_length") or hidden // heads
-    rotated = meta.get(f"{architecture}.rope.dimension_count", head_size)
-    if rotated != head_size or meta.get(f"{architecture}.expert_count"):
-        raise UnsupportedCheckpoint(f"{source.path}: partial rope or experts under architecture {architecture}")
-    return LlamaConfig(
+    return DecoderConfig(
         num_layers=need("block_count"),
         hidden_size=hidden,
-        ffn_size=need("feed_forward_length"),
+        ffn_size=meta.get(f"{architecture}.feed_forward_length", 0),
         num_heads=heads,
         num_kv_heads=meta.get(f"{architecture}.attention.head_count_kv") or heads,
         head_size=head_size,
         vocab_size=source.info("token_embd.weight").shape[0],
         max_position=need("context_length"),
         norm_eps=need("attention.layer_norm_rms_epsilon"),
-        rope=_gguf_rope(source, architecture, head_size),
+        rope=gguf_rope(source, head_size),
         is_tied="output.weight" not in names,
-        attention_biases=tuple(ours for ours, theirs in _GGUF_MATRICES.items() if f"blk.0.{theirs}.bias" in names),
+        attention_biases=tuple(
+            ours
+            for ours, theirs in zip("qkvo", ("attn_q", "attn_k", "attn_v", "attn_output"), strict=True)
+            if f"blk.0.{theirs}.bias" in names
+        ),
     )
 
 
-def _gguf_rope(source: WeightSource, architecture: str, head_size: int) -> Rope:
-    meta, rope_key = source.metadata, f"{architecture}.rope"
+def gguf_rope(source: WeightSource, head_size: int, constants: Mapping[str, Any] | None = None) -> Rope:
+    """The rope a GGUF states. constants: parameters that such files leave out, as HF names them."""
+    meta, rope_key = source.metadata, f"{source.metadata['general.architecture']}.rope"
     scaling: dict[str, Any] = {
         "type": meta.get(f"{rope_key}.scaling.type", "default").replace("none", "default"),
         "factor": meta.get(f"{rope_key}.scaling.factor", 1.0),
         "original_max_position_embeddings": meta.get(f"{rope_key}.scaling.original_context_length"),
+        **(constants or {}),
     }
-    theta = meta.get(f"{rope_key}.freq_base", 10000.0)
+    theta, rotated = meta.get(f"{rope_key}.freq_base", 10000.0), meta.get(f"{rope_key}.dimension_count", head_size)
     try:
-        rope = make_rope(head_size, theta, scaling, meta[f"{architecture}.context_length"])
+        rope = make_rope(rotated, theta, scaling, gguf_value(source, "context_length"))
     except ValueError as error:
         raise UnsupportedCheckpoint(f"{source.path}: {error}") from error
     if "rope_freqs.weight" not in source.names():
@@ -129,136 +123,28 @@ def _gguf_rope(source: WeightSource, architecture: str, head_size: int) -> Rope:
     return Rope(inverse_frequencies=tuple(np.asarray(rope.inverse_frequencies) / factors))
 
 
-def param_specs(config: LlamaConfig) -> dict[str, Any]:
-    """The weight tree as metadata; matrices are [out, in]."""
-    D, F, V = config.hidden_size, config.ffn_size, config.vocab_size
-    NH, KH = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-
-    def matrix(rows: int, columns: int, *axes: str) -> ArraySpec:
-        return ArraySpec(shape=(rows, columns), axes=axes)
-
-    def vector(size: int, axis: str) -> ArraySpec:
-        return ArraySpec(shape=(size,), axes=(axis,))
-
-    attention_specs = {
-        "q": matrix(NH, D, "heads", "model"),
-        "k": matrix(KH, D, "kv_heads", "model"),
-        "v": matrix(KH, D, "kv_heads", "model"),
-        "o": matrix(D, NH, "model", "heads"),
-    }
-    bias_sizes = {"q": (NH, "heads"), "k": (KH, "kv_heads"), "v": (KH, "kv_heads"), "o": (D, "model")}
-    attention_specs |= {f"{name}_bias": vector(*bias_sizes[name]) for name in config.attention_biases}
-    if config.has_qk_norm:
-        attention_specs |= {name: vector(config.head_size, "head") for name in ("q_norm", "k_norm")}
-    mlp_specs = {
-        "gate": matrix(F, D, "ffn", "model"),
-        "up": matrix(F, D, "ffn", "model"),
-        "down": matrix(D, F, "model", "ffn"),
-    }
-    if config.has_mlp_bias:
-        mlp_specs |= {"gate_bias": vector(F, "ffn"), "up_bias": vector(F, "ffn"), "down_bias": vector(D, "model")}
-    layer = {
-        "attention_norm": vector(D, "model"),
-        "attention": attention_specs,
-        "mlp_norm": vector(D, "model"),
-        "mlp": mlp_specs,
-    }
-    specs: dict[str, Any] = {
-        "embed": matrix(V, D, "vocab", "model"),
-        "layers": (layer,) * config.num_layers,
-        "norm": vector(D, "model"),
-    }
-    if not config.is_tied:
-        specs["unembed"] = matrix(V, D, "vocab", "model")
-    return specs
-
-
-def forward(
-    params: dict[str, Any],
-    config: LlamaConfig,
-    kernels: Kernels,
-    token_ids: Int32[Array, "T"],
-    layout: RaggedLayout,
-    cache: KVPages,
-    *,
-    dtype: str,
-) -> tuple[Float[Array, "T D"], KVPages]:
-    """Hidden states after the last norm, and the cache with this step's keys and values."""
-    _, positions, _ = positions_of_tokens(layout, token_ids.shape[0])
-    angles = rope_angles(config.rope, jnp.maximum(positions, 0))
-
-    def layer(carry: tuple[Array, KVPages], weights: dict, index: int | Array) -> tuple[Array, KVPages]:
-        x, cache = carry
-        norm = RmsNorm(weight=weights["attention_norm"], eps=config.norm_eps)
-        constants: dict[str, Any] = {"num_kv_heads": config.num_kv_heads, "head_size": config.head_size}
-        constants |= {"window": config.window, "qk_norm_eps": config.norm_eps}
-        x, cache = attention(
-            kernels, x, weights["attention"], cache, index, layout, angles, before=norm, residual=x, **constants
-        )
-        norm = RmsNorm(weight=weights["mlp_norm"], eps=config.norm_eps)
-        return gated_mlp(kernels, x, weights["mlp"], before=norm, residual=x), cache
-
-    x, cache = run_layers(params["layers"], (embed(token_ids, params["embed"], dtype), cache), layer)
-    return rms_norm(x, params["norm"], config.norm_eps), cache
-
-
-def logits(
-    params: dict[str, Any], config: LlamaConfig, kernels: Kernels, x: Float[Array, "R D"]
-) -> Float32[Array, "R V"]:
-    """Next-token logits of hidden states."""
-    return unembed(kernels, x, params.get("unembed", params["embed"]))
-
-
-def _unpermuted(parameter: str, config: LlamaConfig) -> np.ndarray | None:
-    """GGUF's llama interleaves the two rotated halves of q and k; this puts the rows back into halves."""
-    name = parameter.rsplit(".", 1)[-1]
-    heads = {"q": config.num_heads, "q_bias": config.num_heads, "k": config.num_kv_heads, "k_bias": config.num_kv_heads}
-    if name not in heads:
-        return None
-    rows = np.arange(heads[name] * config.head_size).reshape(heads[name], config.head_size // 2, 2)
+def in_halves(num_heads: int, head_size: int) -> np.ndarray:
+    """For each row of heads whose rotated pairs lie in two halves, the row of heads that have them side by side."""
+    rows = np.arange(num_heads * head_size).reshape(num_heads, head_size // 2, 2)
     return rows.transpose(0, 2, 1).reshape(-1)
 
 
-HF_NAMES = NameMap(
-    rules={
-        "embed": "model.embed_tokens.weight",
-        "norm": "model.norm.weight",
-        "unembed": "lm_head.weight",
-        "layers.{layer}.attention_norm": "model.layers.{layer}.input_layernorm.weight",
-        "layers.{layer}.mlp_norm": "model.layers.{layer}.post_attention_layernorm.weight",
-        **{f"layers.{{layer}}.attention.{p}": f"model.layers.{{layer}}.self_attn.{p}_proj.weight" for p in "qkvo"},
-        **{f"layers.{{layer}}.attention.{p}_bias": f"model.layers.{{layer}}.self_attn.{p}_proj.bias" for p in "qkvo"},
-        **{f"layers.{{layer}}.attention.{p}_norm": f"model.layers.{{layer}}.self_attn.{p}_norm.weight" for p in "qk"},
-        **{
-            f"layers.{{layer}}.mlp.{p}{ours}": f"model.layers.{{layer}}.mlp.{p}_proj.{theirs}"
-            for p in ("gate", "up", "down")
-            for ours, theirs in (("", "weight"), ("_bias", "bias"))
-        },
-    }
-)
-_GGUF_MATRICES = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
-GGUF_NAMES = NameMap(
-    rules={
-        "embed": "token_embd.weight",
-        "norm": "output_norm.weight",
-        "unembed": "output.weight",
-        "layers.{layer}.attention_norm": "blk.{layer}.attn_norm.weight",
-        "layers.{layer}.mlp_norm": "blk.{layer}.ffn_norm.weight",
-        **{f"layers.{{layer}}.attention.{p}": f"blk.{{layer}}.{t}.weight" for p, t in _GGUF_MATRICES.items()},
-        **{f"layers.{{layer}}.attention.{p}_bias": f"blk.{{layer}}.{t}.bias" for p, t in _GGUF_MATRICES.items()},
-        **{f"layers.{{layer}}.attention.{p}_norm": f"blk.{{layer}}.attn_{p}_norm.weight" for p in "qk"},
-        **{f"layers.{{layer}}.mlp.{p}": f"blk.{{layer}}.ffn_{p}.weight" for p in ("gate", "up", "down")},
-    }
-)
+def gguf_stored(parameter: str, config: DecoderConfig) -> Stored:
+    """GGUF's llama interleaves the two rotated halves of q and k."""
+    name = parameter.rsplit(".", 1)[-1]
+    heads = {"q": config.num_heads, "q_bias": config.num_heads, "k": config.num_kv_heads, "k_bias": config.num_kv_heads}
+    return Stored(rows=in_halves(heads[name], config.head_size)) if name in heads else AS_IT_IS
+
 
 MODEL = Model(
     hf_architectures=("LlamaForCausalLM", "MistralForCausalLM"),
     gguf_architectures=("llama",),
     config_from_hf=config_from_hf,
     config_from_gguf=config_from_gguf,
-    param_specs=param_specs,
-    hf_layout=FileLayout(names=HF_NAMES, ignored=("model.layers.{layer}.self_attn.rotary_emb.inv_freq",)),
-    gguf_layout=FileLayout(names=GGUF_NAMES, ignored=("rope_freqs.weight",), row_order=_unpermuted),
-    forward=forward,
-    unembed=logits,
+    param_specs=decoder.param_specs,
+    hf_layout=FileLayout(names=hf_names(), ignored=("model.layers.{layer}.self_attn.rotary_emb.inv_freq",)),
+    gguf_layout=FileLayout(names=gguf_names(), ignored=("rope_freqs.weight",), stored=gguf_stored),
+    forward=decoder.forward,
+    unembed=decoder.logits,
+    for_context=decoder.for_context,
 )

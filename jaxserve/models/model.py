@@ -1,26 +1,64 @@
 """What a model family provides. A family is one file with one `MODEL = Model(...)`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from checkpoints.errors import CheckpointError
+from checkpoints.errors import CheckpointError, UnsupportedCheckpoint
 from checkpoints.load import WeightSource
 from checkpoints.names import NameMap
 
-RowOrder = Callable[[str, Any], np.ndarray | None]
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stored:
+    """How a file keeps one parameter, where it is more than the same array under another name.
+
+    shape: of the file's tensor, if it is not ours (of one expert's tensor, where the name stands for several). rows and
+    columns: which of them are ours, in our order; what is taken is then reshaped to ours. is_transposed: matrices are
+    [I, O] in the file; a packed one never is, and has its columns as rows. added: to each value of a vector, in float32
+    (Gemma's files hold w of the norms' factor 1 + w).
+    """
+
+    shape: tuple[int, ...] | None = None
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
+    is_transposed: bool = False
+    added: float = 0.0
 
 
-def file_order(parameter: str, config: Any) -> None:
-    """Rows are taken as the file has them."""
-    return None
+AS_IT_IS = Stored()
 
 
-def nothing_added(parameter: str) -> float:
-    """Vectors are taken as the file has them."""
-    return 0.0
+def as_it_is(parameter: str, config: Any) -> Stored:
+    """Every parameter is kept as ours."""
+    return AS_IT_IS
+
+
+@contextmanager
+def reading(what: str, model_type: object = "such model") -> Iterator[None]:
+    """Errors of a config built inside, as errors of the file: CheckpointError for a field that is missing or has a
+    value of the wrong kind, UnsupportedCheckpoint for a ValueError, which says what this version computes."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except KeyError as error:
+        raise CheckpointError(f"{what}: field {error} is missing") from error
+    except ValueError as error:
+        raise UnsupportedCheckpoint(f"{what}: {error}") from error
+    except (TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
+        raise CheckpointError(f"{what}: a field has a value no {model_type} has ({error})") from error
+
+
+def check_values(fields: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """ValueError, naming the field, for one that is there with another value than is computed; the first is the
+    default."""
+    for field, values in allowed.items():
+        if fields.get(field, values[0]) not in values:
+            raise ValueError(f"{field} {fields[field]!r}; this version computes {values[0]!r} only")
 
 
 def gguf_value(source: WeightSource, key: str) -> Any:
@@ -35,21 +73,24 @@ def gguf_value(source: WeightSource, key: str) -> Any:
 class FileLayout:
     """Where one container keeps the family's parameters.
 
-    names: our path -> tensor name. ignored: tensors left out on purpose. row_order(path, config): for output row i of
-    ours the row of the file, or None where they agree (GGUF's llama permutes q and k). added_to_vectors(path): what is
-    added to each value of a vector, in float32 (Gemma's files hold w of the norms' factor 1 + w).
+    names: our path -> tensor name. ignored: tensors left out on purpose. stored(path, config): how it is kept there.
     """
 
     names: NameMap
     ignored: tuple[str, ...] = ()
-    row_order: RowOrder = file_order
-    added_to_vectors: Callable[[str], float] = nothing_added
+    stored: Callable[[str, Any], Stored] = as_it_is
+
+
+def unchanged[C](config: C, max_model_len: int) -> C:
+    """The config, whatever the context."""
+    return config
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """A family. forward: params, config, kernels, inputs, cache -> hidden states [T, D] after the last norm, cache;
-    unembed: params, config, kernels, hidden states [R, D] -> logits [R, V]."""
+    unembed: params, config, kernels, hidden states [R, D] -> logits [R, V]; for_context: the config for sequences of
+    up to so many tokens (some ropes are stretched only for longer ones than the model was trained on)."""
 
     hf_architectures: tuple[str, ...]
     gguf_architectures: tuple[str, ...]
@@ -60,3 +101,4 @@ class Model:
     gguf_layout: FileLayout
     forward: Callable[..., Any]
     unembed: Callable[..., Any]
+    for_context: Callable[[Any, int], Any] = unchanged

@@ -1,10 +1,37 @@
 """The families this version runs, by the architecture names that files state."""
 
 from checkpoints.errors import UnsupportedCheckpoint
-from jaxserve.models import gemma2, gemma3, llama, qwen
+from jaxserve.models import (
+    deepseek,
+    gemma2,
+    gemma3,
+    glm4_moe,
+    gpt_oss,
+    granitemoe,
+    llama,
+    mixtral,
+    olmoe,
+    phi3,
+    qwen,
+    qwen_moe,
+)
 from jaxserve.models.model import Model
 
-MODELS: tuple[Model, ...] = (llama.MODEL, qwen.MODEL, gemma2.MODEL, gemma3.MODEL, gemma3.WITH_VISION)
+MODELS: tuple[Model, ...] = (
+    llama.MODEL,
+    qwen.MODEL,
+    gemma2.MODEL,
+    gemma3.MODEL,
+    gemma3.WITH_VISION,
+    phi3.MODEL,
+    mixtral.MODEL,
+    qwen_moe.MODEL,
+    olmoe.MODEL,
+    granitemoe.MODEL,
+    glm4_moe.MODEL,
+    gpt_oss.MODEL,
+    deepseek.MODEL,
+)
 
 
 def model_for_hf(architecture: str) -> Model:

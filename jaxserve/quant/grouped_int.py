@@ -52,10 +52,22 @@ class GroupedInt:
         return jnp.take_along_axis(values, position[..., None, :], axis=-1)
 
     def take_rows(self, rows: Integer[Array | np.ndarray, "R"]) -> "GroupedInt":
-        """Only these outputs, or of stacked weights only these weights."""
-        taken = jax.tree.map(lambda array: array[rows], dataclasses.replace(self, input_order=None))
-        order = self.input_order
-        return dataclasses.replace(taken, input_order=order[rows] if order is not None and order.ndim > 1 else order)
+        """Only these outputs, in this order."""
+        leading = (slice(None),) * (len(self.shape) - 2)
+        taken = jax.tree.map(lambda array: array[(*leading, rows)], dataclasses.replace(self, input_order=None))
+        return dataclasses.replace(taken, input_order=self.input_order)
+
+    def with_leading_axes(self, shape: tuple[int, ...]) -> "GroupedInt":
+        """[A * B, I] as [A, B, I]: the outputs in blocks of B, each with the order of the inputs."""
+        num_leading = len(self.shape) - 1
+        blocks = jax.tree.map(
+            lambda array: array.reshape(*shape[:-1], *array.shape[num_leading:]),
+            dataclasses.replace(self, input_order=None),
+        )
+        if self.input_order is None:
+            return blocks
+        order = np.broadcast_to(self.input_order, (*shape[:-2], shape[-1]))
+        return dataclasses.replace(blocks, input_order=order)
 
     def _zeros(self, num_inputs: int) -> Float32[Array, "..."]:
         if self.zero is None:
@@ -94,7 +106,7 @@ def tile_parts(weight: GroupedInt) -> tuple[dict[str, Shaped[np.ndarray, "..."]]
         raise ValueError(f"the CPU kernel does not take the scales or zeros of this {weight.format} weight")
     quants, scale = np.asarray(weight.quants), np.asarray(weight.scale)
     if weight.bits == 8:
-        return {"quants": (quants ^ np.uint8(128)).view(np.int8), "scale": scale[:, 0]}, None
+        return {"quants": (quants ^ np.uint8(128)).view(np.int8), "scale": scale[..., 0]}, None
     zero = np.full(scale.shape, 8, np.uint8) if weight.zero is None else np.asarray(weight.zero)
     parts = {"quants": bit_streams.unpack_on_host(quants, 4), "scale": scale.astype(np.float16), "zero": zero}
     return parts, weight.group_length if scale.shape[-1] > 1 else None

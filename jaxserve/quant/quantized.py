@@ -4,7 +4,7 @@ A weight is a matrix stored [O, I], outputs by inputs, as in the files. It is a 
 on the device. `matmul` here is the definition; a kernel may compute the same faster.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -66,18 +66,33 @@ def matmul(x: Float[Array, "T I"], weight: Weight) -> Float32[Array, "T O"]:
     return quantized_matmul(x, weight)
 
 
-def take_rows[W](weight: W, rows: Integer[Array | np.ndarray, "R"]) -> W:
-    """The weight with only these rows, in this order, still packed. Stays on the host if its arrays are there."""
-    if isinstance(weight, _TakesRows):
+def take_rows[W: Weight](weight: W, rows: Integer[Array | np.ndarray, "R"]) -> W:
+    """The weight with only these outputs, in this order, still packed. Stays on the host if its arrays are there."""
+    if isinstance(weight, _HasInputOrder):
         return weight.take_rows(rows)
-    return jax.tree.map(lambda array: array[rows], weight)
+    leading = (slice(None),) * (len(weight.shape) - 2)
+    return jax.tree.map(lambda array: array[(*leading, rows)], weight)
+
+
+def stacked[W: Weight](weights: Sequence[W]) -> W:
+    """Weights of one format and shape as one, on a new leading axis; on the host."""
+    return jax.tree.map(lambda *arrays: np.stack(arrays), *weights)
+
+
+def with_leading_axes[W: Weight](weight: W, shape: tuple[int, ...]) -> W:
+    """A weight [A * B, I] as [A, B, I], still packed: its outputs in blocks of B."""
+    if isinstance(weight, _HasInputOrder):
+        return weight.with_leading_axes(shape)
+    return jax.tree.map(lambda array: array.reshape(*shape[:-1], *array.shape[len(weight.shape) - 1 :]), weight)
 
 
 @runtime_checkable
-class _TakesRows(Protocol):
+class _HasInputOrder(Protocol):
     """A weight with an array that belongs to all its outputs."""
 
     def take_rows(self, rows: Integer[Array | np.ndarray, "R"]) -> Any: ...
+
+    def with_leading_axes(self, shape: tuple[int, ...]) -> Any: ...
 
 
 def embedding_rows(weight: Weight, ids: Integer[Array, "T"]) -> Float32[Array, "T I"]:

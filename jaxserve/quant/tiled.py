@@ -19,7 +19,8 @@ from pallas_kernels.quantized_matmul.tiles import GROUP_LENGTH, check_tileable, 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class TiledWeight:
-    """tiles uint8 [bytes]; format_name is the packed format they came from, group_length that of its INT4 groups."""
+    """tiles uint8 [bytes], or [E, bytes] for experts; format_name is the packed format they came from, num_outputs and
+    num_inputs are one expert's, group_length is that of its INT4 groups."""
 
     tiles: Leaf
     format_name: str = field(metadata={"static": True})
@@ -33,20 +34,21 @@ class TiledWeight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.num_outputs, self.num_inputs)
+        return (*self.tiles.shape[:-1], self.num_outputs, self.num_inputs)
 
-    def decode(self) -> Float32[Array, "O I"]:
+    def decode(self) -> Float32[Array, "... O I"]:
         """The matrix in float32, on the host: cannot be jitted."""
-        tiles = np.asarray(self.tiles)
-        return jnp.asarray(untile(self.format_name, tiles, self.num_outputs, self.num_inputs, self.group_length))
+        sizes = (self.num_outputs, self.num_inputs, self.group_length)
+        each = [untile(self.format_name, tiles, *sizes) for tiles in np.atleast_2d(np.asarray(self.tiles))]
+        return jnp.asarray(each).reshape(self.shape)
 
 
 def can_tile(weight: Weight) -> bool:
-    """Whether the CPU kernel takes a weight of this format and shape."""
-    if len(weight.shape) != 2 or (isinstance(weight, GroupedInt) and not has_tiles(weight)):
+    """Whether the CPU kernels take a weight of this format and shape, an expert's if it has three axes."""
+    if isinstance(weight, GroupedInt) and not has_tiles(weight):
         return False
     try:
-        check_tileable(weight.format, *weight.shape)
+        check_tileable(weight.format, *weight.shape[-2:])
     except ValueError:
         return False
     return True
@@ -58,11 +60,17 @@ def tiled(weight: Weight) -> TiledWeight:
         parts, group_length = tile_parts(weight)
     else:
         parts, group_length = {name: np.asarray(value) for name, value in vars(weight).items()}, None
+    *experts, num_outputs, num_inputs = weight.shape
+    if experts:
+        each = ({name: value[expert] for name, value in parts.items()} for expert in range(experts[0]))
+        tiles = np.stack([tile(weight.format, expert, group_length) for expert in each])
+    else:
+        tiles = tile(weight.format, parts, group_length)
     return TiledWeight(
-        tiles=tile(weight.format, parts, group_length),
+        tiles=tiles,
         format_name=weight.format,
-        num_outputs=weight.shape[0],
-        num_inputs=weight.shape[1],
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
         group_length=group_length,
     )
 
@@ -90,5 +98,5 @@ def _kind(name: str, weight: Any) -> tuple[str, int | None, int]:
 
 def _concatenated(weights: list[TiledWeight]) -> TiledWeight:
     """One weight with all outputs: groups of tiles simply follow each other."""
-    tiles = jnp.concatenate([weight.tiles for weight in weights])
+    tiles = jnp.concatenate([weight.tiles for weight in weights], axis=-1)
     return dataclasses.replace(weights[0], tiles=tiles, num_outputs=sum(weight.num_outputs for weight in weights))

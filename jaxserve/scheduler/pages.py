@@ -6,6 +6,9 @@ Knows page numbers only; what a page contains is the prefix cache's business.
 from collections import OrderedDict
 from collections.abc import Callable
 
+NO_PAGE = -1
+"""Stands where a page left the window: no page has this number, so that kernels read zeros for it."""
+
 
 class PagePool:
     """num_pages pages, each free, cached (nobody holds it, its content may be matched again) or running (held).

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterable
 from itertools import pairwise
 
-from jaxserve.scheduler.pages import PagePool
+from jaxserve.scheduler.page_need import PageNeed
+from jaxserve.scheduler.pages import NO_PAGE, PagePool
 from jaxserve.scheduler.prefix_cache import Node, PrefixCache
 from jaxserve.scheduler.request import Request
 
@@ -17,12 +18,25 @@ _NEVER = sys.maxsize
 class Placement:
     """A fixed set of slots and pages, and the requests placed in them."""
 
-    __slots__ = ("_cache", "_caches_prefixes", "_free_slots", "_num_slots", "page_size", "pool")
+    __slots__ = (
+        "_cache",
+        "_caches_prefixes",
+        "_free_slots",
+        "_most",
+        "_need",
+        "_num_slots",
+        "num_left_pages",
+        "page_size",
+        "pool",
+    )
 
-    def __init__(self, *, num_pages: int, page_size: int, num_slots: int, caches_prefixes: bool) -> None:
-        self.page_size = page_size
+    def __init__(self, *, num_pages: int, need: PageNeed, num_slots: int, caches_prefixes: bool) -> None:
+        self.page_size = need.page_size
         self.pool = PagePool(num_pages)
-        self._cache = PrefixCache(self.pool, page_size)
+        self._need = need
+        self.num_left_pages = 0  # of all requests, since the start
+        self._most = min(need.most, num_pages)
+        self._cache = PrefixCache(self.pool, need.page_size, need.reach)
         self._caches_prefixes = caches_prefixes
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
@@ -35,6 +49,28 @@ class Placement:
     def pages_for(self, num_tokens: int) -> int:
         """Pages that so many tokens of one request occupy."""
         return -(-num_tokens // self.page_size)
+
+    def most_tokens(self, max_model_len: int) -> int:
+        """The tokens a sequence may have for its pages to fit, up to max_model_len."""
+        num_pages = self.pool.num_pages
+        return max_model_len if num_pages >= self._need.least else min(max_model_len, num_pages * self.page_size)
+
+    def room(self, request: Request) -> int:
+        """Pages the request may hold more than it does, before some of those have left its window."""
+        return self._most - request.num_held_pages
+
+    def lacking(self, request: Request) -> int:
+        """Pages that the request's known tokens still want at a time, beside those it holds."""
+        return self._lacking(request, request.num_held_pages, request.num_left_pages)
+
+    def lacking_beside(self, path: list[Node], request: Request) -> int:
+        """Pages that the request's known tokens would want beside those of its matched path."""
+        pages = self._cache.pages_of(path)
+        num_left = pages.count(NO_PAGE)
+        return self._lacking(request, len(pages) - num_left, num_left)
+
+    def _lacking(self, request: Request, num_held: int, num_left: int) -> int:
+        return max(0, min(self.pages_for(len(request.token_ids)) - num_left, self._most) - num_held)
 
     def reads_cache(self, request: Request) -> bool:
         """Whether cached pages may serve this request."""
@@ -50,13 +86,15 @@ class Placement:
 
     def give_up(self, path: list[Node]) -> None:
         """Undoes `match`."""
-        self._cache.release(path, [node.page for node in path[1:]])
+        self._cache.release(path, self._cache.pages_of(path))
 
     def put(self, request: Request, path: list[Node]) -> None:
         """Gives the request a slot and the pages of its path, whose tokens count as computed."""
         request.slot = self._free_slots.pop()
         request.cache_path = path
-        request.pages = [node.page for node in path[1:]]
+        request.pages = self._cache.pages_of(path)
+        request.num_left_pages = request.pages.count(NO_PAGE)
+        request.next_left_at = self._need.leaves_at(request.num_left_pages)
         cached = len(request.pages) * self.page_size
         request.num_computed_tokens = request.num_scheduled_tokens = cached
         request.next_cached_at = cached + self.page_size if path else _NEVER
@@ -68,7 +106,7 @@ class Placement:
         self._cache.release(request.cache_path, request.pages)
         self._free_slots.append(request.slot)
         request.slot = None
-        request.pages, request.cache_path = [], []
+        request.pages, request.cache_path, request.num_left_pages = [], [], 0
         request.num_computed_tokens = request.num_scheduled_tokens = 0
 
     def cache_full_pages(self, request: Request) -> None:
@@ -85,6 +123,24 @@ class Placement:
                 return
             request.next_cached_at = end + size
 
+    def free_left_pages(self, request: Request) -> tuple[int, int, list[int]]:
+        """Gives back the pages that no token to come sees; the change of the page table's row, as in StepPlan.
+
+        To be called once computed tokens reach next_left_at, and after `cache_full_pages`. A step in flight is no
+        obstacle: all of its tokens are to come.
+        """
+        assert request.slot is not None
+        first = request.num_left_pages
+        while request.next_left_at <= request.num_computed_tokens:
+            index = request.num_left_pages
+            self._cache.release_page(request.cache_path, request.pages, index)
+            request.pages[index] = NO_PAGE
+            request.num_left_pages = index + 1
+            request.next_left_at = self._need.leaves_at(index + 1)
+        count = request.num_left_pages - first
+        self.num_left_pages += count
+        return request.slot, first, [NO_PAGE] * count
+
     def reset_cache(self) -> int:
         """Bars everything computed so far from being matched; number of pages that became free."""
         return self._cache.reset()
@@ -97,7 +153,8 @@ class Placement:
         for request in placed:
             assert request.slot is not None
             slots.append(request.slot)
-            for index, page in enumerate(request.pages):
+            for index in range(request.num_left_pages, len(request.pages)):
+                page = request.pages[index]
                 references[page] += 1
                 node = request.cache_path[index + 1] if index + 1 < len(request.cache_path) else None
                 if node is None or node.page != page:
@@ -114,7 +171,12 @@ class Placement:
     def _check_tables(self, request: Request) -> None:
         computed, scheduled = request.num_computed_tokens, request.num_scheduled_tokens
         assert len(request.pages) == self.pages_for(scheduled), "pages do not match the scheduled tokens"
-        assert len(set(request.pages)) == len(request.pages), "a page stands twice in one table"
+        held = request.pages[request.num_left_pages :]
+        assert len(set(held)) == len(held), "a page stands twice in one table"
+        assert NO_PAGE not in held, "a page that a token to come sees is gone"
+        assert set(request.pages[: request.num_left_pages]) <= {NO_PAGE}
+        lowest = computed + 1 - (self._need.window or computed + 1)  # the first position that the next token sees
+        assert request.num_left_pages == max(0, lowest) // self.page_size, "pages do not match the window"
         assert computed <= scheduled
         # The draws that a finished request still has in flight are dropped, never committed.
         known = len(request.token_ids) + request.num_draws_in_flight

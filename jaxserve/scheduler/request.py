@@ -54,10 +54,15 @@ class Request:
     num_draws_in_flight: int = field(init=False, default=0)
     """Steps in flight that draw a new token; so many tokens follow token_ids that the host does not know yet."""
     pages: list[int] = field(init=False, default_factory=list)
+    num_left_pages: int = field(init=False, default=0)
+    """So many pages at the start left the window of every token to come and were given back: NO_PAGE in `pages`."""
     cache_path: list[Node] = field(init=False, default_factory=list)
-    """Root and one node per full page that is in the prefix cache; holds a reference on each node's page."""
+    """Root and one node per full page that is in the prefix cache; holds a reference on the page of each node whose
+    page has not left the window."""
     next_cached_at: int = field(init=False, default=0)
     """Number of computed tokens at which the next page is full and enters the prefix cache."""
+    next_left_at: int = field(init=False, default=0)
+    """Number of computed tokens at which the next page leaves the window."""
     slot: int | None = field(init=False, default=None)
     status: Status = field(init=False, default=Status.WAITING)
     finish_reason: SchedulerFinishReason | None = field(init=False, default=None)
@@ -82,6 +87,11 @@ class Request:
     def num_output_tokens(self) -> int:
         """Committed outputs."""
         return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def num_held_pages(self) -> int:
+        """Entries of its page table that are pages."""
+        return len(self.pages) - self.num_left_pages
 
     @property
     def is_finished(self) -> bool:

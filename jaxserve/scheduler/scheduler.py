@@ -16,6 +16,10 @@ admitted only when all its known tokens would fit beside what the prompts under 
 of the pages; with nothing running it only has to fit. If it does not fit, or no slot is left, running requests of
 strictly worse priority are preempted for it, worst first, provided that this can give enough pages.
 
+Windows. Where every layer sees a token and the window - 1 before it, a page is given back at the commit after which
+no token to come sees it, and never are more taken than a window and two chunks need (page_need.py): a prompt that has
+so many waits for its step in flight.
+
 Progress. The best request of all is never preempted (unless it runs alone and then fits anew), and when it stalls no
 worse request is admitted; each step it stalls, a worse one has left or is leaving. So it ends, and then the next best.
 """
@@ -23,37 +27,24 @@ worse request is admitted; each step it stalls, a worse one has left or is leavi
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from jaxserve.errors import InvalidRequest
+from jaxserve.scheduler.page_need import page_need
 from jaxserve.scheduler.placement import Placement
 from jaxserve.scheduler.prefix_cache import Node
 from jaxserve.scheduler.request import Request, SchedulerFinishReason, Status, check_fits
+from jaxserve.scheduler.stats import SchedulerStats
 from jaxserve.scheduler.step_plan import IN_FLIGHT_TOKEN, StepDraft, StepPlan, TokenEvent
 
 _rank = attrgetter("rank")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStats:
-    """Counts at one moment; preemptions and prefix tokens since the start. Prefix tokens count first admissions."""
-
-    num_running: int
-    num_waiting: int
-    num_preemptions: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    num_free_pages: int
-    num_cached_pages: int
-    num_running_pages: int
-    num_total_pages: int
-
-
 class Scheduler:
     """Continuous batching over a fixed set of slots and pages.
 
-    max_prefills_per_step limits rows of more than one token; max_prefill_chunk limits their length.
+    max_prefills_per_step limits rows of more than one token; max_prefill_chunk limits their length. window: of a model
+    whose layers all have one, the widest of them.
     """
 
     def __init__(
@@ -67,6 +58,7 @@ class Scheduler:
         max_prefills_per_step: int = 16,
         max_prefill_chunk: int | None = None,
         enable_prefix_caching: bool = True,
+        window: int | None = None,
     ) -> None:
         limits = (num_pages, page_size, max_num_seqs, max_num_batched_tokens, max_model_len, max_prefills_per_step)
         self._max_prefill_chunk = max_num_batched_tokens if max_prefill_chunk is None else max_prefill_chunk
@@ -76,7 +68,10 @@ class Scheduler:
         self._max_prefills_per_step = max_prefills_per_step
         self._watermark_pages = max(1, num_pages // 100)
         self._placement = Placement(
-            num_pages=num_pages, page_size=page_size, num_slots=max_num_seqs, caches_prefixes=enable_prefix_caching
+            num_pages=num_pages,
+            need=page_need(window, page_size, self._max_prefill_chunk),
+            num_slots=max_num_seqs,
+            caches_prefixes=enable_prefix_caching,
         )
         self._pool = self._placement.pool
         self._requests: dict[str, Request] = {}
@@ -84,6 +79,7 @@ class Scheduler:
         self._running: list[Request] = []
         self._draining: set[Request] = set()  # left running, but a step in flight still refers to them
         self._in_flight: deque[StepPlan] = deque()
+        self._page_updates: list[tuple[int, int, list[int]]] = []  # for the next plan
         self._num_steps = 0
         self._num_arrivals = 0
         self._num_preemptions = 0
@@ -113,6 +109,7 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             prefix_queried_tokens=self._prefix_queried_tokens,
             prefix_hit_tokens=self._prefix_hit_tokens,
+            num_left_pages=self._placement.num_left_pages,
             num_free_pages=self._pool.num_free,
             num_cached_pages=self._pool.num_cached,
             num_running_pages=self._pool.num_running,
@@ -136,8 +133,8 @@ class Scheduler:
 
     def check(self, request: Request) -> None:
         """Raises InvalidRequest or PromptTooLong for a request that could never run; any thread may ask."""
-        num_cache_tokens = self._pool.num_pages * self._placement.page_size
-        check_fits(request, max_model_len=self._max_model_len, num_cache_tokens=num_cache_tokens)
+        max_model_len = self._max_model_len
+        check_fits(request, max_model_len=max_model_len, num_cache_tokens=self._placement.most_tokens(max_model_len))
 
     def abort(self, request_id: str) -> bool:
         """Ends the request at once, without further events. False: no such request (any more)."""
@@ -153,7 +150,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step. None: nothing can run before a plan in flight commits, or nothing is left."""
-        draft = StepDraft(self._max_num_batched_tokens, self._max_prefills_per_step)
+        draft = StepDraft(self._max_num_batched_tokens, self._max_prefills_per_step, page_updates=self._page_updates)
         prefilling = self._add_decodes(draft)
         for request in prefilling:
             if request.status is Status.RUNNING:  # not preempted for a better one in this very step
@@ -162,6 +159,7 @@ class Scheduler:
         plan = draft.plan(self._num_steps)
         if plan is not None:
             self._num_steps += 1
+            self._page_updates = []
             self._in_flight.append(plan)
         return plan
 
@@ -178,6 +176,8 @@ class Scheduler:
                 request.num_computed_tokens = computed = start + length
                 if computed >= request.next_cached_at:
                     self._placement.cache_full_pages(request)
+                if computed >= request.next_left_at:
+                    self._page_updates.append(self._placement.free_left_pages(request))
                 if samples:
                     token_ids = request.token_ids
                     token_ids.append(token)
@@ -192,12 +192,8 @@ class Scheduler:
     def _add_decodes(self, draft: StepDraft) -> list[Request]:
         """Adds a row for each running request that lacks one token; returns those that lack more."""
         prefilling: list[Request] = []
-        rows, running, page_size, tokens_left = (
-            draft.singles,
-            Status.RUNNING,
-            self._placement.page_size,
-            draft.tokens_left,
-        )
+        rows, tokens_left = draft.singles, draft.tokens_left
+        running, page_size = Status.RUNNING, self._placement.page_size
         requests, starts, samples, ids = rows.requests, rows.starts, rows.samples, rows.token_ids
         for request in tuple(self._running):
             token_ids = request.token_ids
@@ -235,15 +231,17 @@ class Scheduler:
     def _add_prefill(self, request: Request, draft: StepDraft) -> None:
         """Adds the next chunk of a running prompt, as long as limits and pages allow."""
         start = request.num_scheduled_tokens
+        page_size = self._placement.page_size
+        held = len(request.pages) * page_size - start
         length = min(len(request.token_ids) - start, draft.tokens_left, self._max_prefill_chunk)
+        length = min(length, held + self._placement.room(request) * page_size)
         if not length or (length > 1 and not draft.prefills_left):
             self._promise_rest(request, draft)
             return
-        held = len(request.pages) * self._placement.page_size - start
         if not held and not self._make_room(request):
             draft.stall(request)
             return
-        length = min(length, held + self._pool.num_available * self._placement.page_size)
+        length = min(length, held + self._pool.num_available * page_size)
         self._give_pages(request, self._placement.pages_for(start + length) - len(request.pages), draft)
         self._add_known(request, length, draft)
 
@@ -257,7 +255,7 @@ class Scheduler:
         self._promise_rest(request, draft)
 
     def _promise_rest(self, request: Request, draft: StepDraft) -> None:
-        draft.promised_pages += self._placement.pages_for(len(request.token_ids)) - len(request.pages)
+        draft.promised_pages += self._placement.lacking(request)
 
     def _give_pages(self, request: Request, num_pages: int, draft: StepDraft) -> None:
         if num_pages:
@@ -285,8 +283,7 @@ class Scheduler:
         if self._running and room < request.room_wanted:
             return False
         path = self._placement.match(request)
-        wanted = self._placement.pages_for(len(request.token_ids)) - len(path[1:])
-        lacking = wanted + reserve - self._pool.num_available
+        lacking = self._placement.lacking_beside(path, request) + reserve - self._pool.num_available
         if lacking > 0:
             self._placement.give_up(path)
             # A blocked request is not matched again every step: that costs time in proportion to its prompt.
@@ -305,6 +302,7 @@ class Scheduler:
             self._count_prefix_hit(request, cached)
         request.num_admissions += 1
         length = min(len(request.token_ids) - cached, draft.tokens_left, self._max_prefill_chunk)
+        length = min(length, self._placement.room(request) * self._placement.page_size)
         request.pages += self._pool.take(self._placement.pages_for(cached + length) - len(request.pages))
         assert request.slot is not None
         draft.page_updates.append((request.slot, 0, list(request.pages)))
@@ -321,7 +319,8 @@ class Scheduler:
         """Preempts requests worse than this one until a page is available. False: it has to wait."""
         while not self._pool.num_available:
             worst = self._running[-1]
-            if self._draining or (worst is request and len(self._running) > 1):
+            # Alone, its own step in flight may set pages free: it waits for that.
+            if self._draining or (worst is request and (len(self._running) > 1 or request.num_in_flight_steps)):
                 return False
             self._preempt(worst)
             if worst is request:
@@ -334,7 +333,7 @@ class Scheduler:
         if self._draining or not self._running or self._running[-1].priority <= request.priority:
             return False
         if self._placement.has_free_slot:
-            reclaimable = sum(len(other.pages) for other in self._running if other.priority > request.priority)
+            reclaimable = sum(other.num_held_pages for other in self._running if other.priority > request.priority)
             if self._pool.num_available + reclaimable < request.room_wanted:
                 return False
         self._preempt(self._running[-1])

@@ -18,7 +18,8 @@ class StepPlan:
     slots: where the row's request lives on the device. starts: position of the row's first token. lengths: tokens of
     the row. samples: whether a new token is drawn after the row's last. The first num_single_rows rows have length 1.
     token_ids may hold IN_FLIGHT_TOKEN, only as the last id of a row. placed: requests put into their slot by this
-    step. page_updates: (slot, first index in the slot's page table row, pages), to apply before the step.
+    step. page_updates: (slot, first index in the slot's page table row, pages), to apply in order before the step;
+    NO_PAGE for those that left the window.
     """
 
     step: int

@@ -1,12 +1,13 @@
 """The generations of one HTTP request: submitted together, read as one stream, aborted together."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from jaxserve.errors import InvalidRequest
 from jaxserve.outputs import FinishReason, Logprob, TextDelta
+from jaxserve.pooling_params import Pooling
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.error_responses import GenerationFailed
 from jaxserve.server.metrics import RequestClock
@@ -101,21 +102,50 @@ def submit_group(
 
     A request that could not be queued even alone is an InvalidRequest, not Overloaded: to repeat it would not help.
     """
+
+    def submit(prompt: list[int], name: str) -> ServedGeneration:
+        return serving.frontend.submit(prompt, params, request_id=name, priority=priority or 0, cache_salt=cache_salt)
+
+    return _submit_all(serving, prompts, params.n, clock, request_id, submit)
+
+
+def submit_embeddings(
+    serving: Serving,
+    prompts: Sequence[list[int]],
+    pooling: Pooling,
+    *,
+    clock: RequestClock,
+    request_id: str,
+    priority: int | None,
+    cache_salt: str | None,
+) -> GenerationGroup:
+    """The same for prompts that are to become vectors."""
+
+    def submit(prompt: list[int], name: str) -> ServedGeneration:
+        return serving.frontend.submit_embedding(
+            prompt, pooling, request_id=name, priority=priority or 0, cache_salt=cache_salt
+        )
+
+    return _submit_all(serving, prompts, 1, clock, request_id, submit)
+
+
+def _submit_all(
+    serving: Serving,
+    prompts: Sequence[list[int]],
+    n: int,
+    clock: RequestClock,
+    request_id: str,
+    submit: Callable[[list[int], str], ServedGeneration],
+) -> GenerationGroup:
     limit = serving.frontend.max_open
-    if len(prompts) * params.n > limit:
-        asked = f"{len(prompts):,} prompts with n={params.n}"
+    if len(prompts) * n > limit:
+        asked = f"{len(prompts):,} prompts with n={n}"
         raise InvalidRequest(f"{asked} exceed the {limit:,} sequences this server takes at once", param="prompt")
     generations: list[ServedGeneration] = []
-    group = GenerationGroup(serving, generations, params.n, clock)
+    group = GenerationGroup(serving, generations, n, clock)
     try:
         for i, prompt in enumerate(prompts):
-            generation = serving.frontend.submit(
-                prompt,
-                params,
-                request_id=request_id if len(prompts) == 1 else f"{request_id}-{i}",
-                priority=priority or 0,
-                cache_salt=cache_salt,
-            )
+            generation = submit(prompt, request_id if len(prompts) == 1 else f"{request_id}-{i}")
             serving.opened(generation)
             generations.append(generation)
     except BaseException:

@@ -42,6 +42,8 @@ class EngineCounters(Protocol):
     @property
     def preemptions_total(self) -> int: ...
     @property
+    def left_pages_total(self) -> int: ...
+    @property
     def requests_finished_total(self) -> Mapping[str, int]: ...
     @property
     def compiles_after_ready_total(self) -> int: ...
@@ -91,6 +93,7 @@ def _counters(stats: EngineCounters) -> tuple[tuple[str, str, float | int], ...]
         ("prompt_tokens", "Prompt tokens of all requests.", stats.prompt_tokens_total),
         ("generation_tokens", "Generated tokens.", stats.generation_tokens_total),
         ("num_preemptions", "Requests put back to waiting for want of pages.", stats.preemptions_total),
+        ("num_window_pages_freed", "KV cache pages that left the window of a sequence.", stats.left_pages_total),
         ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queried_tokens_total),
         ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hit_tokens_total),
         ("compiles_after_ready", "Programs compiled while serving: a defect.", stats.compiles_after_ready_total),

@@ -13,7 +13,7 @@ from jaxserve.errors import InvalidRequest
 from jaxserve.server.protocol import ChatMessage, TemplateFields
 from jaxserve.server.serving import ServedFrontend
 
-_PROMPT_FORMS = "prompt must be a string, a list of token ids, or a non-empty list of either"
+_PROMPT_FORMS = "must be a string, a list of token ids, or a non-empty list of either"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,19 +46,21 @@ def template_message(message: ChatMessage) -> dict[str, Any]:
     return plain
 
 
-async def completion_prompts(frontend: ServedFrontend, prompt: object, add_special: bool) -> list[Prompt]:
-    """The prompts of a completion request, in order. Raises InvalidRequest for any other form."""
+async def completion_prompts(
+    frontend: ServedFrontend, prompt: object, add_special: bool, *, field: str = "prompt"
+) -> list[Prompt]:
+    """The prompts of a request, in order. Raises InvalidRequest for any other form. field: where they stood."""
     given = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
-    return [await _one_prompt(frontend, item, add_special) for item in given]
+    return [await _one_prompt(frontend, item, add_special, field) for item in given]
 
 
-async def _one_prompt(frontend: ServedFrontend, item: object, add_special: bool) -> Prompt:
+async def _one_prompt(frontend: ServedFrontend, item: object, add_special: bool, field: str) -> Prompt:
     if isinstance(item, str):
         return Prompt(text=item, token_ids=await encode_text(frontend, item, add_special))
     if isinstance(item, list) and any(isinstance(value, int) and value < 0 for value in item):
-        raise InvalidRequest(f"prompt: token ids are 0 or more, got {min(item)}", param="prompt")
+        raise InvalidRequest(f"{field}: token ids are 0 or more, got {min(item)}", param=field)
     if not isinstance(item, list) or not item or not all(map(_is_id, item)):
-        raise InvalidRequest(f"{_PROMPT_FORMS}; got {item!r:.100}", param="prompt")
+        raise InvalidRequest(f"{field} {_PROMPT_FORMS}; got {item!r:.100}", param=field)
     return Prompt(text=None, token_ids=item)
 
 

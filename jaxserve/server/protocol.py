@@ -197,6 +197,21 @@ class CompletionRequest(GenerationFields):
         return self
 
 
+class EmbeddingRequest(RequestFields):
+    """POST /v1/embeddings. input: text, token ids, or a list of either. pooling, normalize, add_special_tokens,
+    priority and cache_salt are ours and vLLM's, the others OpenAI's; `user` changes nothing."""
+
+    input: Any = Field()
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    pooling: Literal["mean", "last"] | None = None
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
 class TokenizePromptRequest(RequestFields):
     """POST /tokenize with a text."""
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from jaxserve.errors import ModelNotFound
 from jaxserve.outputs import Logprob, TextDelta
+from jaxserve.pooling_params import Pooling
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.metrics import EngineCounters, ServerMetrics
 from jaxserve.server.options import ServerOptions
@@ -39,6 +40,8 @@ class ServedGeneration(Protocol):
     def num_cached_tokens(self) -> int: ...
     @property
     def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None: ...
+    @property
+    def pooled(self) -> list[float] | None: ...
     def abort(self) -> None: ...
     def __aiter__(self) -> AsyncIterator[TextDelta]: ...
 
@@ -54,6 +57,10 @@ class ServedFrontend(Protocol):
     @property
     def tokenizer(self) -> TokenText | None: ...
     @property
+    def sampling_defaults(self) -> Mapping[str, float | int]: ...
+    @property
+    def embedding_size(self) -> int: ...
+    @property
     def max_open(self) -> int: ...
     @property
     def is_ready(self) -> bool: ...
@@ -65,6 +72,15 @@ class ServedFrontend(Protocol):
         self,
         prompt_token_ids: list[int],
         params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> ServedGeneration: ...
+    def submit_embedding(
+        self,
+        prompt_token_ids: list[int],
+        pooling: Pooling,
         *,
         request_id: str | None = None,
         priority: int = 0,

@@ -1,10 +1,11 @@
 """Reads the tokenizer files of an HF model folder. Knows which file says what, and which wins.
 
 tokenizer.json          vocabulary and rules (tokenizers library), else
-tokenizer.model         vocabulary (sentencepiece), with added tokens from tokenizer_config.json
+tokenizer.model         vocabulary (sentencepiece or tiktoken), with added tokens from tokenizer_config.json
+qwen.tiktoken etc.      vocabulary (tiktoken), the same
 tokenizer_config.json   bos and eos, add_bos_token, chat template
 chat_template.jinja     wins over chat_template.json, which wins over tokenizer_config.json
-generation_config.json  further ids that end a generation (config.json where it is absent)
+generation_config.json  further ids that end a generation (config.json where it is absent or left out)
 """
 
 import json
@@ -15,17 +16,23 @@ import sentencepiece
 import tokenizers
 
 from checkpoints.errors import CheckpointError, UnsupportedCheckpoint
+from checkpoints.generation_config import listed_eos_ids
+from jaxserve.tokens import tiktoken_vocab
 from jaxserve.tokens.encoders import LibraryEncoder, SentencePieceEncoder
 from jaxserve.tokens.library_table import added_special_ids, library_table
 from jaxserve.tokens.token_table import TokenTable, fallback_byte, spaced_piece
 from jaxserve.tokens.tokenizer import TextEncoder, Tokenizer
 
 
-def read_folder(folder: Path) -> Tokenizer:
+def read_folder(folder: Path, *, reads_generation_config: bool = True) -> Tokenizer:
     """The tokenizer of folder. Raises UnsupportedCheckpoint or CheckpointError naming the file at fault."""
+    ends_file = folder / "generation_config.json"
+    ends_file = ends_file if reads_generation_config and ends_file.is_file() else folder / "config.json"
     config = _json_object(folder / "tokenizer_config.json")
     if (folder / "tokenizer.json").is_file():
         encoder, table, special, adds_bos = _from_library(folder / "tokenizer.json")
+    elif (path := _tiktoken_file(folder)) is not None:
+        encoder, table, special, adds_bos = _from_tiktoken(path, config)
     elif (folder / "tokenizer.model").is_file():
         encoder, table, special, adds_bos = _from_sentencepiece(folder / "tokenizer.model", config)
     else:
@@ -44,7 +51,7 @@ def read_folder(folder: Path) -> Tokenizer:
         special_tokens=special,
         bos_token_id=_id_named(names, bos_token, "bos_token"),
         adds_bos=says_bos if isinstance(says_bos, bool) else adds_bos,
-        eos_token_ids=_eos_ids(folder, _id_named(names, eos_token, "eos_token"), len(table.pieces)),
+        eos_token_ids=_eos_ids(ends_file, _id_named(names, eos_token, "eos_token")),
         bos_token=bos_token,
         eos_token=eos_token,
         chat_template=_chat_template(folder, config),
@@ -61,6 +68,22 @@ def _from_library(path: Path) -> tuple[TextEncoder, TokenTable, dict[str, int], 
     wrapped = library.encode("", add_special_tokens=True).ids
     adds_bos = bool(wrapped) and wrapped[0] in special.values()
     return LibraryEncoder(library), table, special, adds_bos
+
+
+def _tiktoken_file(folder: Path) -> Path | None:
+    for name in (*tiktoken_vocab.FILE_NAMES, "tokenizer.model"):
+        if (folder / name).is_file() and (name != "tokenizer.model" or tiktoken_vocab.is_tiktoken(folder / name)):
+            return folder / name
+    return None
+
+
+def _from_tiktoken(path: Path, config: dict[str, Any]) -> tuple[TextEncoder, TokenTable, dict[str, int], bool]:
+    entries = _added_tokens(config, path.parent)
+    added = {token: entry["content"] for token, entry in entries.items()}
+    special = {entry["content"]: token for token, entry in entries.items() if entry.get("special")}
+    cut = tiktoken_vocab.cut_of(_json_object(path.parent / "config.json").get("model_type"), path)
+    encoder, table = tiktoken_vocab.read_vocabulary(path, cut, added, special)
+    return encoder, table, special, cut.adds_bos and bool(config.get("bos_token"))
 
 
 def _from_sentencepiece(path: Path, config: dict[str, Any]) -> tuple[TextEncoder, TokenTable, dict[str, int], bool]:
@@ -125,15 +148,9 @@ def _id_named(names: dict[bytes, int], token: str, key: str) -> int | None:
     return names[token.encode("utf-8", "replace")]
 
 
-def _eos_ids(folder: Path, eos: int | None, vocab_size: int) -> frozenset[int]:
-    """The eos token's id and those that generation_config.json (else config.json) lists."""
-    source = folder / "generation_config.json"
-    source = source if source.is_file() else folder / "config.json"
-    listed = _json_object(source).get("eos_token_id")
-    ids = listed if isinstance(listed, list) else [] if listed is None else [listed]
-    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
-        raise CheckpointError(f"{source}: eos_token_id must be a token id or a list of them, got {listed!r}")
-    return frozenset(ids) | (frozenset() if eos is None else frozenset({eos}))
+def _eos_ids(source: Path, eos: int | None) -> frozenset[int]:
+    """The eos token's id and those that the file lists."""
+    return listed_eos_ids(_json_object(source), source) | (frozenset() if eos is None else frozenset({eos}))
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:

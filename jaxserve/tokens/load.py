@@ -37,12 +37,13 @@ def load_tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     )
 
 
-def load_tokenizer_from_folder(path: Path) -> Tokenizer:
+def load_tokenizer_from_folder(path: Path, *, reads_generation_config: bool = True) -> Tokenizer:
     """The tokenizer of an HF model folder: tokenizer.json, else tokenizer.model, with their configuration files.
 
-    Raises UnsupportedCheckpoint when the folder has neither, CheckpointError for damaged files.
+    reads_generation_config: whether the ids it lists end a generation, or else those of config.json. Raises
+    UnsupportedCheckpoint when the folder has neither tokenizer, CheckpointError for damaged files.
     """
-    return hf_folder.read_folder(path)
+    return hf_folder.read_folder(path, reads_generation_config=reads_generation_config)
 
 
 def _token_id(metadata: Mapping[str, object], key: str, vocab_size: int) -> int | None:

@@ -60,6 +60,8 @@ _PRE_TOKENIZERS = {
     "qwen2": PreTokenizer(patterns=(_CL100K % "",), composes=True),
     "tekken": PreTokenizer(patterns=(_CASED % ("", "", ""),), ignore_merges=True, adds_bos=True),
     "gpt-4o": PreTokenizer(patterns=(_CASED % (_CONTRACTION, _CONTRACTION, "{1,3}"),)),
+    "glm4": PreTokenizer(patterns=(_CL100K % "{1,3}",)),
+    "chatglm-bpe": PreTokenizer(patterns=(_CL100K % "{1,3}",)),
     "deepseek-v3": PreTokenizer(patterns=_DEEPSEEK3),
 }
 

@@ -5,6 +5,7 @@ is known beside it (prebuilt.py) or from what is installed, and is added to it i
 """
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import platform
@@ -54,21 +55,22 @@ def _imported_sources(module_file: Path) -> set[Path]:
         source = waiting.pop()
         if source not in found:
             found.add(source)
-            names = _imported(ast.parse(source.read_bytes()))
+            names = _imported(source.read_bytes())
             paths = [root.joinpath(*name.split(".")) for name in names for root in (_PACKAGE.parent, source.parent)]
             waiting += [path.with_suffix(".py") for path in paths if path.with_suffix(".py").exists()]
     return found
 
 
-def _imported(tree: ast.Module) -> set[str]:
+@functools.lru_cache(maxsize=64)  # the functions of a model come from a few modules that import the same ones
+def _imported(source: bytes) -> frozenset[str]:
     """What may be the name of a module, in all import statements."""
     names = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
+    return frozenset(names)
 
 
 def _module_file(function: str) -> Path:

@@ -3,6 +3,7 @@
 Activations are rounded as in quantized_matmul/cpu.py; a row's result is exactly that of `tiled_matmul` with its expert.
 """
 
+from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -14,7 +15,8 @@ from pallas_kernels.cpu.targets import Targets
 from pallas_kernels.grouped_matmul import xla
 from pallas_kernels.grouped_matmul.reference import PackedExperts
 from pallas_kernels.quantized_matmul.around import Before, GatedUnit, RmsNorm
-from pallas_kernels.quantized_matmul.cpu import code_of
+from pallas_kernels.quantized_matmul.cases import random_parts
+from pallas_kernels.quantized_matmul.cpu import code_of, definition
 from pallas_kernels.quantized_matmul.rows import JOB_BYTES, workspace_bytes
 from pallas_kernels.quantized_matmul.tiles import (
     BLOCK_LENGTH,
@@ -22,6 +24,7 @@ from pallas_kernels.quantized_matmul.tiles import (
     check_group_length,
     check_tileable,
     num_tile_bytes,
+    tile,
     tile_format,
 )
 
@@ -119,3 +122,30 @@ def grouped_matmul(
         before=before,
         targets=targets,
     )
+
+
+def self_test(targets: Targets, format_names: Iterable[str]) -> float:
+    """The largest error of the kernels against their definition, relative to the largest result; about 1e-7.
+
+    Raises NotRegistered.
+    """
+    return max(_relative_error(targets, format_name) for format_name in format_names)
+
+
+def _relative_error(targets: Targets, format_name: str) -> float:
+    """Over random weights of four experts, one of them without rows."""
+    rng, sizes = np.random.default_rng(0), np.asarray([0, 9, 1, 11], np.int32)
+    tiles = np.stack([tile(format_name, random_parts(rng, format_name, 48, 256)) for _ in sizes])
+    x = rng.standard_normal((sizes.sum(), 256), np.float32)
+    starts = np.cumsum(sizes) - sizes
+    want = np.concatenate(
+        [
+            definition(x[start : start + size], tiles[expert], format_name=format_name, num_outputs=48)
+            for expert, (start, size) in enumerate(zip(starts, sizes, strict=True))
+            if size
+        ]
+    )
+    got = tiled_grouped_matmul(
+        jnp.asarray(x), jnp.asarray(tiles), jnp.asarray(sizes), format_name=format_name, num_outputs=48, targets=targets
+    )
+    return float(np.abs(np.asarray(got, np.float64) - want).max() / np.abs(want).max())

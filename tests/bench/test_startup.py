@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve.bench.errors import BenchmarkFailed
-from jaxserve.bench.startup import bench_startup, read_once, start_once
+from jaxserve.bench.startup import bench_startup, read_once, resident_memory, start_once
 from jaxserve.engine.progress import Silent
 
 SERVER = Path(__file__).parent.parent / "server"
@@ -45,6 +45,8 @@ def test_a_first_start_is_compared_with_a_second(tmp_path):
     to_token = figures["second start, to the first token"], figures["first start, to the first token"]
     assert figures["second start over first"] == pytest.approx(to_token[0] / to_token[1])
     assert figures["first start, to healthy"] < to_token[1]
+    own, resident = figures["second start, resident memory without files"], figures["second start, resident memory"]
+    assert 1 < own < resident < 1000
     assert report.settings["command"] == "jaxserve serve tiny --seed=1"
 
 
@@ -59,6 +61,19 @@ def test_a_first_start_is_compared_with_a_second(tmp_path):
 def test_a_server_that_fails_is_no_measurement(before, message):
     with pytest.raises(BenchmarkFailed, match=message):
         start_once(_command(before), 60.0)
+
+
+def test_an_answer_that_is_an_error_is_no_token():
+    broken = "import fake_frontend; fake_frontend.FakeFrontend.submit = None"
+    with pytest.raises(BenchmarkFailed, match=r"the completion (began with|was answered with HTTP 500)"):
+        start_once(_command(broken), 60.0)
+
+
+def test_memory_is_read_from_the_system(tmp_path):
+    status = tmp_path / "status"
+    assert resident_memory(status) == (None, None)
+    status.write_text("Name:\tx\nVmRSS:\t  300 kB\nRssAnon:\t  100 kB\nRssFile:\t  120 kB\nRssShmem:\t 80 kB\n")
+    assert resident_memory(status) == (300 * 1024, 180 * 1024)
 
 
 def test_a_server_that_hangs_is_ended():

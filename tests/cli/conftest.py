@@ -66,6 +66,7 @@ class FakeFrontend:
     max_model_len: int = 100
     tokenizer: Any = "present"
     chat_template: Any = "present"
+    sampling_defaults: dict[str, float | int] = field(default_factory=dict)
     finish_reason: FinishReason = "stop"
     interrupt_after: int | None = None
     programs: list[FakeProgram] = field(default_factory=list)

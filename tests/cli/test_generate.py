@@ -24,6 +24,13 @@ def test_text_on_stdout_and_the_rest_on_stderr(run, starts):
     assert " | answer 4 tokens, " in lines[-1]
 
 
+def test_the_models_sampling_defaults_apply_where_nothing_is_named(run, starts):
+    starts.frontend.sampling_defaults = {"temperature": 0.6, "top_p": 0.9}
+    run("generate", "-p", "x", "--top-p", "0.5", "--generation-config", "some/folder")
+    assert starts.frontend.params == [SamplingParams(temperature=0.6, top_p=0.5, seed=0, max_tokens=128)]
+    assert starts.configs[0].generation_config == "some/folder"
+
+
 def test_text_is_written_as_it_comes(run, starts, monkeypatch):
     pieces: list[str] = []
     monkeypatch.setattr(command, "write_text", pieces.append)

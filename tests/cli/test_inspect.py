@@ -51,6 +51,22 @@ def test_json(run, model):
     assert len(with_tensors["tensors"]) == with_tensors["num_tensors"] == result["num_tensors"] > 0
 
 
+def test_what_a_model_recommends_for_sampling(run, model):
+    (model / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": [1, 106]}')
+    out = run("inspect", str(model)).out
+    assert [line.split(maxsplit=2)[2].strip() for line in out.splitlines() if line.startswith("sampling def")] == [
+        "temperature 0.6"
+    ]
+    assert any(line.startswith("ends at tokens") and line.rstrip().endswith("1, 106") for line in out.splitlines())
+    found = json.loads(run("inspect", str(model), "--json").out)
+    assert (found["sampling_defaults"], found["eos_token_ids"]) == ({"temperature": 0.6}, [1, 106])
+    (model / "generation_config.json").write_text('{"temperature": "\\u001b[31mhot"}')
+    ran = run("inspect", str(model))
+    assert ran.code == 1
+    assert "generation_config.json: temperature must be a number" in ran.error_line()
+    assert "\x1b" not in ran.err
+
+
 def test_a_model_is_needed(run):
     ran = run("inspect")
     assert ran.code == 2

@@ -10,6 +10,7 @@ from checkpoints.catalog import DEFAULT_MODEL
 from jaxserve.cli import options
 from jaxserve.cli.values import bias_entry, human_number, template_source
 from jaxserve.config import EngineConfig
+from jaxserve.errors import InvalidRequest
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.server.options import ServerOptions
 
@@ -29,6 +30,13 @@ def _parsed(group: options.OptionGroup, *arguments: str) -> object:
     return seen[0]
 
 
+def _sampling(*arguments: str) -> SamplingParams:
+    """What a command samples with from this command line, where the model has no defaults."""
+    choice = _parsed(SAMPLING, *arguments)
+    assert isinstance(choice, options.SamplingChoice)
+    return choice.over({})
+
+
 def test_every_field_has_an_option():
     assert set(options.ENGINE_FLAGS) | {"model"} == EngineConfig.names()
     assert set(options.SAMPLING_FLAGS) | {"seed", "detokenize"} == SamplingParams.names()
@@ -44,7 +52,7 @@ def test_without_options_the_defaults_are_the_dataclasses(monkeypatch):
     assert _parsed(options.engine_options()) == EngineConfig(
         model=DEFAULT_MODEL, cache_dir=home, compilation_cache_dir=home / "xla"
     )
-    assert _parsed(SAMPLING) == SamplingParams(max_tokens=128)
+    assert _sampling() == SamplingParams(max_tokens=128)
     assert _parsed(options.server_options()) == ServerOptions()
 
 
@@ -68,7 +76,7 @@ def test_engine_options_arrive():
 
 def test_sampling_options_arrive():
     arguments = "--temperature 0 --stop a --stop b --stop-token-id 4 --logit-bias 5=-1.5 -n 2 --no-skip-special-tokens"
-    assert _parsed(SAMPLING, *arguments.split()) == SamplingParams(
+    assert _sampling(*arguments.split()) == SamplingParams(
         temperature=0.0,
         stop=["a", "b"],
         stop_token_ids=[4],
@@ -77,6 +85,24 @@ def test_sampling_options_arrive():
         skip_special_tokens=False,
         max_tokens=128,
     )
+
+
+def test_a_models_defaults_stand_between_what_is_named_and_the_commands():
+    model = {"temperature": 0.6, "top_k": 20, "max_tokens": 64}
+    choice = _parsed(SAMPLING, "--temperature", "0")
+    assert isinstance(choice, options.SamplingChoice)
+    assert choice.over(model) == SamplingParams(temperature=0.0, top_k=20, max_tokens=64)
+    assert choice.over({}) == SamplingParams(temperature=0.0, max_tokens=128)
+
+
+def test_every_option_a_model_may_set_exists():
+    names = {parameter.name for parameter in SAMPLING.parameters if parameter.default is None}
+    assert names >= options.MODEL_DEFAULTS
+
+
+def test_wrong_sampling_is_refused_before_a_model_is_known():
+    with pytest.raises(InvalidRequest, match="temperature must be from 0 to 100"):
+        _parsed(SAMPLING, "--temperature", "-1")
 
 
 def test_server_options_arrive():

@@ -77,3 +77,11 @@ def test_the_short_report_describes_the_file(smollm2_path):
     assert lines[0] == "model     m: llama, 134,515,008 parameters"
     assert "98,362,432 bytes (Q4_1 66,355,200, Q8_0 30,081,024, F32 140,544)" in lines[1]
     assert lines[-1] == "started   in 1.2 s"
+
+
+def test_a_models_sampling_defaults_are_in_the_short_report():
+    choices = {"sampling_defaults": {"value": {"temperature": 0.6, "top_k": 20}, "reason": "from the model"}}
+    assert "sampling  temperature 0.6, top_k 20: from the model" in startup_lines("m", choices, [], 1.0, None)
+    choices["sampling_defaults"]["value"] = {}
+    assert not any(line.startswith("sampling") for line in startup_lines("m", choices, [], 1.0, None))
+    assert choice_lines(choices) == ["sampling_defaults  none: from the model"]

@@ -113,7 +113,7 @@ def no_build(monkeypatch, tmp_path) -> dict:
 
 def wrong_results(monkeypatch, tmp_path) -> dict:
     monkeypatch.setattr(cpu_choice, "register", lambda functions, **options: Targets(level="generic", names={}))
-    monkeypatch.setattr(cpu_choice, "self_test", lambda targets, needs: float("nan"))
+    monkeypatch.setattr(cpu_choice.KernelNeeds, "self_test", lambda needs, targets: float("nan"))
     return {}
 
 
@@ -135,8 +135,10 @@ def test_what_is_missing_is_said_in_one_line_and_counted(nothing_ahead, monkeypa
 
 
 def test_the_formats_are_known_before_the_load():
-    assert cpu_kernel_needs(LEGACY) == ({"BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}, 16)
-    assert cpu_kernel_needs(FLOAT)[0] == {"F32"}
+    formats, config = cpu_kernel_needs(LEGACY)
+    assert formats.single == {"BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
+    assert (formats.experts, config.head_size) == (set(), 16)
+    assert cpu_kernel_needs(FLOAT)[0].single == {"F32"}
 
 
 def test_sizes_the_kernels_do_not_take_are_left_to_xla(cpu_by_default):
@@ -149,7 +151,7 @@ def test_sizes_the_kernels_do_not_take_are_left_to_xla(cpu_by_default):
 
 def test_a_lower_level_can_be_named(monkeypatch):
     monkeypatch.setattr(cpu_choice, "register", lambda functions, *, level, **options: Targets(level=level, names={}))
-    monkeypatch.setattr(cpu_choice, "self_test", lambda targets, formats: 0.0)
+    monkeypatch.setattr(cpu_choice.KernelNeeds, "self_test", lambda needs, targets: 0.0)
     choices, _ = started(LEGACY, kernels="cpu", cpu_level="generic")
     assert choices["cpu_level"].value == "generic"
     assert choices["cpu_level"].reason == "--cpu-level"

@@ -62,3 +62,47 @@ def test_freed_memory_is_kept_where_the_library_can(monkeypatch):
     assert kept == "False" or int(faults) < 1000  # 25,600 pages
     monkeypatch.setattr(host_memory.sys, "platform", "darwin")
     assert not host_memory.keep_freed_memory()
+
+
+SMAPS = """\
+7f00-7f10 r-xp 00000000 08:01 1  /lib/libone.so.1
+Size: 64 kB
+Anonymous:             0 kB
+7f10-7f20 r--p 00010000 08:01 1  /lib/libone.so.1
+Anonymous:             4 kB
+7f20-7f30 rw-p 00020000 08:01 1  /lib/libone.so.1
+Anonymous:             0 kB
+7f30-7f50 r--p 00000000 08:01 2  /lib/two words.so
+Anonymous:             0 kB
+7f50-7f60 r--s 00000000 08:01 3  /lib/three.so
+Anonymous:             0 kB
+7f60-7f70 r--p 00000000 08:01 4  /models/model.gguf
+Anonymous:             0 kB
+7f70-7f80 r-xp 00000000 00:00 0
+Anonymous:             0 kB
+7f80-7f90 r-xp 00000000 08:01 5  /lib/five.so (deleted)
+Anonymous:             0 kB
+"""
+
+
+def test_only_clean_code_of_libraries_is_unmapped(monkeypatch, tmp_path):
+    advised = []
+    monkeypatch.setattr(host_memory, "_advise", lambda *arguments: advised.append(arguments))
+    mappings = tmp_path / "smaps"
+    host_memory.unmap_unused_code(mappings)  # a system without it
+    mappings.write_text(SMAPS)
+    host_memory.unmap_unused_code(mappings)
+    assert advised == [(0x7F00, 0x10, host_memory._MADV_DONTNEED), (0x7F30, 0x20, host_memory._MADV_DONTNEED)]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has the call")
+def test_unmapped_code_comes_back_when_it_runs():
+    def resident_kilobytes() -> int:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("RssFile"))
+
+    want = np.asarray(jnp.sin(jnp.arange(8.0)) @ jnp.ones((8, 3)))
+    before = resident_kilobytes()
+    host_memory.unmap_unused_code()
+    assert resident_kilobytes() < before - 10_000  # of jaxlib alone more is mapped
+    assert (np.asarray(jnp.sin(jnp.arange(8.0)) @ jnp.ones((8, 3))) == want).all()

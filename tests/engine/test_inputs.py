@@ -128,3 +128,17 @@ def test_a_sampling_row_keeps_every_bit_of_seeds_and_negative_numbers():
     row = sampling_row(SamplingParams(top_k=-1), 0xFEDCBA98_76543210, 3)
     assert row.dtype == np.int32
     assert row[6:].view(np.uint32).tolist() == [0xFFFFFFFF, 0x76543210, 0xFEDCBA98, 0, 3, 0]
+
+
+def test_rows_of_requests_that_pool_say_so_and_their_slots_forget():
+    filler = InputFiller(SHAPES, NUM_SLOTS)
+    pooled, params = request_in(3, [30, 31])
+    filler.place(pooled, params, 0, False, "last")
+    other, params = request_in(1, [40])
+    filler.place(other, params, 0, False, "mean")
+    plan = plan_of([other, pooled], [0, 0], [1, 2], [True, True], [40, 30, 31])
+    _, inputs = filled_inputs(filler, plan)
+    assert inputs.pooling.tolist() == [1, 0, 0, 0, 2, 0, 0]
+    filler.place(pooled, params, 0, False)
+    _, inputs = filled_inputs(filler, plan)
+    assert inputs.pooling.tolist() == [1, 0, 0, 0, 0, 0, 0]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from jaxserve.engine.executor import InFlight, StepResult, wanted_logprobs
+from jaxserve.engine.executor import InFlight, StepResult, wanted_outputs
 from jaxserve.sampling_params import MAX_LOGPROBS
 from jaxserve.scheduler import Request, StepPlan
 from jaxserve.step_inputs import StepShape, TokenLogprobs
@@ -72,16 +72,27 @@ class ScriptedExecutor:
         assert self.gate.wait(30), "a test left the gate closed"
         if self.failure is not None:
             raise self.failure
-        wants, wants_prompt = wanted_logprobs(step.plan)
+        wants, wants_prompt, wants_pooled = wanted_outputs(step.plan)
         return StepResult(
             shape=step.shape,
             token_ids=step.outputs,
             logprobs=made_up_logprobs(step.outputs) if wants else None,
             prompt_logprobs=made_up_logprobs(next_tokens(step)) if wants_prompt else None,
+            pooled=made_up_states(step.plan) if wants_pooled else None,
         )
 
     def close(self) -> None:
         self.num_closes += 1
+
+
+def made_up_states(plan: StepPlan) -> np.ndarray:
+    """[sum of the row's positions, number of its tokens]; of the last one only where the request pools that."""
+    rows = []
+    for request, start, length in zip(plan.requests, plan.starts, plan.lengths, strict=True):
+        pooled = getattr(request.payload, "pooled", None)
+        first = start + length - 1 if pooled is not None and pooled.pooling == "last" else start
+        rows.append([float(sum(range(first, start + length))), float(start + length - first)])
+    return np.asarray(rows, np.float32)
 
 
 def next_tokens(step: InFlight) -> list[int]:

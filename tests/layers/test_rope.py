@@ -93,8 +93,10 @@ def test_yarn_attention_factor(changes, want):
 
 
 def test_an_unknown_kind_is_refused_with_those_that_are_known():
-    with pytest.raises(ValueError, match=r"rope type 'longrope' is not supported; .* default, linear, llama3, yarn"):
-        make_rope(HEAD, THETA, {"rope_type": "longrope"}, 512)
+    with pytest.raises(
+        ValueError, match=r"rope type 'other' is not supported; .* default, linear, dynamic, llama3, yarn, longrope"
+    ):
+        make_rope(HEAD, THETA, {"rope_type": "other"}, 512)
 
 
 def test_angles_are_positions_times_frequencies_and_carry_the_factor():

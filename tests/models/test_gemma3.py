@@ -9,9 +9,6 @@ import pytest
 from parity import (
     FIXTURES,
     TOLERANCE,
-    assert_decode_parity,
-    assert_greedy_parity,
-    assert_last_logits_parity,
     assert_parity,
     whole_prompt_logits,
     written_as_gguf,
@@ -33,21 +30,9 @@ def hf_config(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in config.items() if value is not None}
 
 
-@pytest.mark.parametrize("change", [{}, {"kernels": REFERENCE}, {"stacked": True}, {"weights": "packed"}], ids=str)
-def test_logits_at_every_position(change):
+@pytest.mark.parametrize("change", [{"kernels": REFERENCE}, {"stacked": True}, {"weights": "packed"}], ids=str)
+def test_other_ways_to_run_give_the_same_logits(change):
     assert_parity(FOLDER, **change)
-
-
-def test_logits_behind_prompts_of_every_length():
-    assert_last_logits_parity(FOLDER)
-
-
-def test_logits_of_tokens_decoded_one_by_one():
-    assert_decode_parity(FOLDER)
-
-
-def test_greedy_ids_through_the_engine():
-    assert_greedy_parity(FOLDER)
 
 
 GGUF_METADATA: dict[str, Any] = {
@@ -111,7 +96,7 @@ def test_every_form_of_the_configuration_is_the_same_model():
         ({"hidden_activation": "silu"}, UnsupportedCheckpoint, "hidden_activation 'silu'; this version computes"),
         ({"use_bidirectional_attention": True}, UnsupportedCheckpoint, "use_bidirectional_attention True"),
         ({"attention_bias": True}, UnsupportedCheckpoint, "attention_bias True"),
-        ({"rope_scaling": {"rope_type": "dynamic"}}, UnsupportedCheckpoint, "rope type 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "other"}}, UnsupportedCheckpoint, "rope type 'other'"),
         ({"layer_types": ["full_attention"]}, UnsupportedCheckpoint, "layer_types has 1 entries for 3 layers"),
         ({"hidden_size": None}, CheckpointError, "field 'hidden_size' is missing"),
         ({"num_hidden_layers": "3"}, CheckpointError, "a value no gemma3 has"),

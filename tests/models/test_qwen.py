@@ -1,34 +1,12 @@
-"""Dense Qwen checkpoints against logits of an independent implementation (transformers, float32)."""
+"""What is particular to dense Qwen; test_parity.py compares it with an independent implementation."""
 
 import json
 
 import pytest
-from parity import FIXTURES, assert_decode_parity, assert_greedy_parity, assert_parity, written_as_gguf
+from parity import FIXTURES, assert_parity, written_as_gguf
 
 from checkpoints.errors import UnsupportedCheckpoint
 from jaxserve.models.qwen import MODEL, config_from_hf
-
-NAMES = ["qwen2_bias", "qwen3_qknorm"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_logits_at_every_position(name):
-    assert_parity(FIXTURES / "models" / name)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_logits_of_tokens_decoded_one_by_one(name):
-    assert_decode_parity(FIXTURES / "models" / name)
-
-
-def test_greedy_ids_through_the_engine():
-    assert_greedy_parity(FIXTURES / "models" / "qwen3_qknorm")
-
-
-@pytest.mark.parametrize("weights", ["expanded", "packed"])
-def test_gguf_without_interleaved_halves(weights):
-    folder = FIXTURES / "gguf" / "gguf_qwen3"
-    assert_parity(folder, folder / "model.gguf", weights=weights)
 
 
 def test_gguf_with_biases_on_three_of_four(tmp_path):
@@ -46,7 +24,10 @@ def test_gguf_with_biases_on_three_of_four(tmp_path):
     assert_parity(folder, written_as_gguf(folder, tmp_path / "model.gguf", MODEL, metadata))
 
 
-def test_a_sliding_window_is_refused():
+def test_the_layers_from_max_window_layers_on_have_a_window():
     hf = json.loads((FIXTURES / "models" / "qwen2_bias" / "config.json").read_text())
-    with pytest.raises(UnsupportedCheckpoint, match="use_sliding_window is true"):
-        config_from_hf({**hf, "use_sliding_window": True})
+    config = config_from_hf({**hf, "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1})
+    assert config.windows == (None, 32)
+    assert config_from_hf(hf).windows == ()
+    with pytest.raises(UnsupportedCheckpoint, match="layer_types has 1 entries for 2 layers"):
+        config_from_hf({**hf, "use_sliding_window": True, "layer_types": ["full_attention"]})

@@ -154,3 +154,23 @@ def test_int8_pages_hold_each_head_to_half_a_step():
         got = kernels.paged_attention(q, rounded, 1, layout, **options)
         numbers = KVPages(k=k, v=v)
         np.testing.assert_allclose(got, plain_numpy(q, numbers, layout, rows, options), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kernels", [REFERENCE, XLA], ids=lambda k: k.name)
+def test_page_numbers_before_the_window_count_for_nothing(kernels):
+    """Not in one bit: -1 stands where a page was given back, and another's page would do no harm either."""
+    case = Case(name="window", num_heads=4, num_kv_heads=2, head_size=16, page_size=16, window=20,
+                rows=((1, 150), (1, 3), (1, 37), (40, 190), (2, 300)))  # fmt: skip
+    q, pages, layout, rows, options = build(case)
+    f = jax.jit(lambda q, pages, layout: kernels.paged_attention(q, pages, 1, layout, **options))
+    whole = f(q, pages, layout)
+    firsts = [max(0, kv - length + 1 - case.window) // case.page_size for length, kv in rows]
+    for number in (-1, 0, pages.k.shape[1], 2**31 - 1):
+        table = np.array(layout.page_table)
+        for row, first in enumerate(firsts):
+            table[row, :first] = number
+        got = f(q, pages, dataclasses.replace(layout, page_table=jnp.asarray(table)))
+        np.testing.assert_array_equal(got, whole)
+    assert firsts[0] == 8
+    table[0, 8] = -1  # seen in part
+    assert not np.array_equal(f(q, pages, dataclasses.replace(layout, page_table=jnp.asarray(table))), whole)

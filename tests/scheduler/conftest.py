@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxserve.scheduler import IN_FLIGHT_TOKEN, Request, Scheduler, StepPlan, TokenEvent
+from jaxserve.scheduler.pages import NO_PAGE
 
 VOCABULARY = 7
 
@@ -57,8 +58,9 @@ def outputs_alone(request: Request, max_model_len: int) -> tuple[list[int], str]
 class FakeDevice:
     """Page tables, pages and last drawn tokens, changed by plans in the order they are run."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, window: int | None) -> None:
         self.page_size = page_size
+        self.window = window
         self.tables: dict[int, list[int]] = {}
         self.store: dict[int, list[int | None]] = {}  # page -> content of its positions
         self.last_drawn: dict[int, int] = {}
@@ -71,6 +73,10 @@ class FakeDevice:
             self.tables[request.slot] = []
             self.last_drawn.pop(request.slot, None)
         for slot, first, pages in plan.page_updates:
+            if set(pages) == {NO_PAGE}:
+                if first < len(self.tables[slot]):  # else somebody else is in the slot now
+                    self.tables[slot][first : first + len(pages)] = pages
+                continue
             assert first == len(self.tables[slot]), "page updates leave a gap or overwrite"
             self.tables[slot] += pages
         assert len(set(plan.slots)) == len(plan.slots)
@@ -98,13 +104,17 @@ class FakeDevice:
         return self.last_drawn[plan.slots[row]]
 
     def _check_reads(self, request: Request, table: list[int], end: int) -> None:
-        """Asserts that every position before `end` whose token is known holds what this request put there."""
+        """Asserts that every position before `end` that the token there sees and whose token is known holds what this
+        request put there."""
         expected = self._expected.setdefault(request, [])
         for token in request.token_ids[len(expected) :]:
             expected.append(content(expected[-1] if expected else hash((request.cache_domain,)), token))
+        assert table[: request.num_left_pages] == [NO_PAGE] * request.num_left_pages
+        lowest = 0 if self.window is None else max(0, end + 1 - self.window)
         end = min(end, len(expected))
-        for index in range(-(-end // self.page_size)):
+        for index in range(lowest // self.page_size, -(-end // self.page_size)):
             wanted = expected[index * self.page_size : min(end, (index + 1) * self.page_size)]
+            assert table[index] != NO_PAGE, f"{request.request_id} reads a page that was freed"
             assert self.store[table[index]][: len(wanted)] == wanted, f"{request.request_id} reads a wrong page"
 
     def _at(self, table: list[int], position: int) -> int:
@@ -116,9 +126,9 @@ class FakeDevice:
 class Loop:
     """Schedules, runs and commits with `overlap` plans in flight, checking every plan on the way."""
 
-    def __init__(self, scheduler: Scheduler, page_size: int, overlap: int) -> None:
+    def __init__(self, scheduler: Scheduler, page_size: int, overlap: int, window: int | None = None) -> None:
         self.scheduler = scheduler
-        self.device = FakeDevice(page_size)
+        self.device = FakeDevice(page_size, window)
         self.overlap = overlap
         self.in_flight: deque[tuple[StepPlan, list[int]]] = deque()
         self.plans: list[StepPlan] = []

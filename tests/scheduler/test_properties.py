@@ -50,16 +50,17 @@ LIMITS = st.fixed_dictionaries(
 
 
 class Traffic:
-    """One scheduler under random operations, with what has to hold after each."""
+    """One scheduler under random operations, with what has to hold after each. Few pages: what one sequence needs."""
 
-    def __init__(self, fake, page_size: int, overlap: int, limits: dict) -> None:
+    def __init__(self, fake, page_size: int, overlap: int, limits: dict, window: int | None = None) -> None:
         self.fake, self.page_size, self.limits = fake, page_size, dict(limits)
         self.max_model_len = 3 * page_size + 15
-        num_pages = -(-self.max_model_len // page_size) + self.limits.pop("extra_pages")
+        num_tokens = self.max_model_len if window is None else min(self.max_model_len, window - 1 + page_size)
+        num_pages = -(-num_tokens // page_size) + self.limits.pop("extra_pages")
         self.scheduler = Scheduler(
-            num_pages=num_pages, page_size=page_size, max_model_len=self.max_model_len, **self.limits
+            num_pages=num_pages, page_size=page_size, max_model_len=self.max_model_len, window=window, **self.limits
         )
-        self.loop = fake.Loop(self.scheduler, page_size, overlap)
+        self.loop = fake.Loop(self.scheduler, page_size, overlap, window)
         self.requests: list[Request] = []
         self.outputs: dict[Request, list[int]] = {}
 
@@ -134,13 +135,19 @@ class Traffic:
                 assert (got, request.finish_reason, ended[request]) == (outputs, reason, reason)
 
 
+WINDOWS = [(1, 2), (1, 7), (4, 3), (4, 9), (16, 16), (16, 18)]  # with the page size first
+
+
 @pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_everyone_finishes_with_the_tokens_it_has_alone(fake, page_size, overlap):
+@pytest.mark.parametrize(("page_size", "window"), [(1, None), (16, None), (64, None), *WINDOWS])
+def test_everyone_finishes_with_the_tokens_it_has_alone(fake, page_size, window, overlap):
+    """With a window, at any time: the pages that tokens to come see are there, and nobody else's (check_invariants,
+    and the fake device at each read)."""
+
     @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
     @given(limits=LIMITS, operations=OPERATIONS)
     def holds(limits, operations):
-        traffic = Traffic(fake, page_size, overlap, limits)
+        traffic = Traffic(fake, page_size, overlap, limits, window)
         for operation in operations:
             traffic.apply(operation)
         traffic.loop.drain()
@@ -150,6 +157,7 @@ def test_everyone_finishes_with_the_tokens_it_has_alone(fake, page_size, overlap
         SEEN["operations"] += len(operations)
         SEEN["preemptions"] += stats.num_preemptions
         SEEN["hits"] += stats.prefix_hit_tokens
+        SEEN["left"] += stats.num_left_pages
 
     SEEN.clear()
     holds()
@@ -157,3 +165,4 @@ def test_everyone_finishes_with_the_tokens_it_has_alone(fake, page_size, overlap
     assert SEEN["operations"] >= EXAMPLES * MIN_OPERATIONS
     assert SEEN["preemptions"] > 0
     assert SEEN["hits"] > 0
+    assert (SEEN["left"] > 0) == (window is not None)

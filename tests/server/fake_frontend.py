@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from jaxserve.errors import ChatTemplateError, EngineDied, InvalidRequest, Overloaded, PromptTooLong, ShuttingDown
 from jaxserve.outputs import FinishReason, Logprob, TextDelta
+from jaxserve.pooling_params import Pooling
 from jaxserve.sampling_params import SamplingParams
 
 WORDS = (" alpha", " beta", " gamma", " delta", " epsilon", " zeta", " eta", " theta", " été", " iota", " kappa")
@@ -52,6 +53,7 @@ class FakeStats:
     prefix_queried_tokens_total: int = 33
     prefix_hit_tokens_total: int = 16
     preemptions_total: int = 4
+    left_pages_total: int = 11
     steps_total: int = 50
     requests_finished_total: dict[str, int] = field(default_factory=lambda: {"stop": 3, "length": 7})
     compiles_after_ready_total: int = 0
@@ -76,6 +78,7 @@ class FakeGeneration:
         self.prompt_token_ids = prompt
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self.pooled: list[float] | None = None
         self.aborted = threading.Event()
         self.finished = False
         self._frontend = frontend
@@ -123,14 +126,32 @@ class FakeGeneration:
         await asyncio.sleep(0)
 
 
+class FakeEmbedding(FakeGeneration):
+    pooling: Pooling = "mean"
+
+    async def __aiter__(self) -> AsyncIterator[TextDelta]:
+        faults = self._frontend.faults
+        await self._sleep(faults.first_token_delay_seconds)
+        ids = self.prompt_token_ids
+        reason: FinishReason = "stop"
+        if self.aborted.is_set() or faults.finish_with_error:
+            reason = "abort" if self.aborted.is_set() else "error"
+        else:
+            self.pooled = [float(x) for x in (len(ids), ids[0], ids[-1], self.pooling == "last")]
+        self.finished = True
+        yield TextDelta(index=0, text="", token_ids=(), finish_reason=reason)
+
+
 class FakeFrontend:
     model_name = "fake-model"
     max_model_len = 2048
     max_open = 1000
+    embedding_size = 4
 
     def __init__(self, faults: Faults | None = None) -> None:
         self.faults = faults or Faults()
         self.tokenizer: FakeTokenizer | None = FakeTokenizer()
+        self.sampling_defaults: dict[str, float | int] = {}
         self.is_ready = True
         self.failure: Exception | None = None
         self.submitted: list[FakeGeneration] = []
@@ -170,6 +191,23 @@ class FakeFrontend:
         self.options.append({"priority": priority, "cache_salt": cache_salt})
         return generation
 
+    def submit_embedding(
+        self,
+        prompt_token_ids: list[int],
+        pooling: Pooling,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> "FakeEmbedding":
+        """[number of tokens, first, last, 1 for "last"] of each prompt."""
+        self._refuse_if_needed(prompt_token_ids)
+        generation = FakeEmbedding(self, prompt_token_ids, SamplingParams(), request_id or "no-id")
+        generation.pooling = pooling
+        self.submitted.append(generation)
+        self.options.append({"priority": priority, "cache_salt": cache_salt})
+        return generation
+
     def _refuse_if_needed(self, prompt_token_ids: list[int]) -> None:
         if self.failure:
             raise EngineDied(str(self.failure))
@@ -178,7 +216,7 @@ class FakeFrontend:
         if self.faults.overloaded or len(self.submitted) == self.faults.refuse_after:
             raise Overloaded("the waiting queue is full", retry_after_seconds=7)
         if len(prompt_token_ids) >= self.max_model_len:
-            raise PromptTooLong(f"prompt has {len(prompt_token_ids)} tokens; accepts {self.max_model_len}")
+            raise PromptTooLong(f"prompt has {len(prompt_token_ids)} tokens, not below 2048", param="prompt")
 
     def stats(self) -> FakeStats:
         return FakeStats()

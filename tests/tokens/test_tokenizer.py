@@ -156,6 +156,8 @@ def test_folder_with_byte_fallback(tmp_path):
     assert tokenizer.encode("a é") == [1, 259, 260, 259, 3 + 0xC3, 3 + 0xA9]
     assert tokenizer.decode(tokenizer.encode("a é")) == "a é"
     assert tokenizer.eos_token_ids == {2, 7}
+    (tmp_path / "config.json").write_text('{"eos_token_id": 8}')
+    assert load_tokenizer_from_folder(tmp_path, reads_generation_config=False).eos_token_ids == {2, 8}
     assert tokenizer.chat_template is None
     for ids in ([3 + 0xC3, 3 + 0x28, 260], [259, 259, 260], [3 + 0x41, 3 + 0xC3], [1, 259, 260]):
         assert tokenizer.decode(ids, skip_special=False) == library.decode(ids, skip_special_tokens=False)

@@ -28,7 +28,7 @@ async def create_chat_completion(request: Request) -> Response:
     clock = RequestClock(serving.metrics)
     body = await read_request(request, ChatRequest)
     answer = _answer_for(serving, body)
-    params = chat_sampling(body, serving.frontend.tokenizer is not None)
+    params = chat_sampling(body, serving.frontend.tokenizer is not None, serving.frontend.sampling_defaults)
     prompt = await chat_prompt(serving.frontend, body, with_tools=body.tool_choice != "none")
     group = submit_group(
         serving,

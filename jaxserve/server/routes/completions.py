@@ -29,7 +29,8 @@ async def create_completion(request: Request) -> Response:
     clock = RequestClock(serving.metrics)
     body = await read_request(request, CompletionRequest)
     model = serving.model_for(body.model)
-    params = completion_sampling(body, serving.frontend.tokenizer is not None)
+    frontend = serving.frontend
+    params = completion_sampling(body, frontend.tokenizer is not None, frontend.sampling_defaults)
     prompts = await completion_prompts(serving.frontend, body.prompt, body.add_special_tokens is not False)
     answer = _answer_for(serving, body, model, prompts)
     group = submit_group(

@@ -106,6 +106,28 @@ def test_unused_slots_and_pages_do_not_leak(attention, case, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["window", "window-spans"])
+def test_page_numbers_before_the_window_count_for_nothing(attention, name, dtype):
+    """Not in one bit: -1 stands where a page was given back, and another's page would do no harm either."""
+    case = case_named(name)
+    q, pages, layout, options = build(case, dtype)
+    whole = cpu.paged_attention(q, pages, 1, layout, targets=attention, **options)
+    num_queries = np.diff(layout.query_starts)
+    firsts = np.maximum(0, np.asarray(layout.kv_lengths) - num_queries + 1 - case.window) // case.page_size
+    for number in (-1, 0, pages.k.shape[1], 2**31 - 1):
+        table = np.array(layout.page_table)
+        for row, first in enumerate(firsts):
+            table[row, :first] = number
+        changed = dataclasses.replace(layout, page_table=jnp.asarray(table))
+        np.testing.assert_array_equal(cpu.paged_attention(q, pages, 1, changed, targets=attention, **options), whole)
+    assert firsts[0] > 5
+    table[0, firsts[0]] = -1  # seen in part
+    changed = dataclasses.replace(layout, page_table=jnp.asarray(table))
+    got = cpu.paged_attention(q, pages, 1, changed, targets=attention, **options)
+    assert not np.array_equal(got, whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["smollm2-chunk", "spans", "window", "window-spans", "sinks", "many-heads"])
 def test_a_query_does_not_depend_on_its_batch_or_chunk(attention, name, dtype):
     q, pages, layout, options = build(case_named(name), dtype)

@@ -1,0 +1,54 @@
+"""`jaxserve convert`: a model as a native checkpoint, which any number of devices can read in parts."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jaxserve.cli.options import CACHE_DIR_HELP, MODEL_HELP, model_cache
+from jaxserve.cli.terminal import print_json, visible_line
+from jaxserve.errors import ConfigError
+
+FORMAT_HELP = "Format of all matrices: bf16, f16, f32, or one of GGUF's (q4_0, q6_k, ...); default: as they are."
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help=MODEL_HELP)],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to make.")],
+    format_: Annotated[str | None, typer.Option("--format", metavar="FORMAT", help=FORMAT_HELP)] = None,
+    plan: Annotated[str | None, typer.Option(metavar="PLAN", help="Not in this version: any plan reads DST.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a native checkpoint at DST.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cache_dir: Annotated[Path | None, typer.Option(help=CACHE_DIR_HELP)] = None,
+) -> None:
+    """Write a model as a native checkpoint. DST appears when it is complete."""
+    if plan is not None:
+        raise ConfigError("--plan: this version has no sharding plans; a native checkpoint suits any number of devices")
+    from checkpoints.hub import resolve
+    from checkpoints.native_writing import check_target
+    from jaxserve.cli.bars import Bars
+    from jaxserve.engine.conversion import convert as convert_model
+
+    format_name = known_format(format_)
+    check_target(target.expanduser(), overwrite=overwrite)  # before anything is fetched
+    path = resolve(source, cache_dir=model_cache(cache_dir))
+    bars = Bars()
+    done = convert_model(path, target.expanduser(), format_name, bars, overwrite=overwrite)
+    if done.kept:
+        bars.note(f"{len(done.kept)} matrices stayed as they were, their rows are not whole {format_name} blocks")
+    if json_:
+        kept = list(done.kept)
+        sizes = {"num_bytes": done.num_bytes, "bytes_by_format": dict(done.bytes_by_format)}
+        print_json({"path": str(done.path), **sizes, "kept": kept})
+    else:
+        formats = ", ".join(f"{name} {num_bytes:,}" for name, num_bytes in done.bytes_by_format.items())
+        print(visible_line(f"{done.path}  {done.num_bytes:,} bytes  {formats}"))
+
+
+def known_format(name: str | None) -> str | None:
+    """The format's name as files write it. Raises ConfigError for one this version has no encoder of."""
+    from jaxserve.quant.formats import FORMATS
+
+    if name is None or name.upper() in FORMATS:
+        return name and name.upper()
+    raise ConfigError(f"--format {name}: expected one of {', '.join(FORMATS).lower()}")

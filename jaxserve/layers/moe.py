@@ -1,0 +1,156 @@
+"""Mixture of experts: a router chooses a few experts for each token, and each expert multiplies its own tokens only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Float32, Int32
+
+from jaxserve.layers.mlp import gated_mlp
+from jaxserve.layers.spread import place, total
+from pallas_kernels.kernels import Kernels
+from pallas_kernels.quantized_matmul.around import Activation, GatedUnit
+
+ExpertActivation = Activation | Literal["clamped_swiglu"]
+
+_CLAMP, _SIGMOID_SLOPE = 7.0, 1.702  # of gpt-oss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How a router chooses X of E experts.
+
+    scores: softmax over all experts, or each expert's sigmoid. is_normalized: the chosen scores are divided by their
+    sum, which for a softmax is the softmax over the chosen ones. scaling: multiplied to the weights in the end. With
+    groups of experts only the best `num_kept_groups` are open: a group is as good as its best score, or as the sum of
+    its two best ("top2").
+    """
+
+    num_chosen: int
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    is_normalized: bool = True
+    scaling: float = 1.0
+    num_groups: int = 1
+    num_kept_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+
+
+def route(
+    logits: Float32[Array, "T E"], routing: Routing, correction: Float32[Array, "E"] | None = None
+) -> tuple[Int32[Array, "T X"], Float32[Array, "T X"]]:
+    """Each token's experts, best first, and the weights of their outputs.
+
+    correction: added to the scores for choosing, not for weighting (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    """
+    scores = jax.nn.softmax(logits, axis=-1) if routing.scores == "softmax" else jax.nn.sigmoid(logits)
+    choice = scores if correction is None else scores + correction
+    if routing.num_groups > 1:
+        choice = jnp.where(_open_groups(choice, routing), choice, -jnp.inf)
+    _, experts = lax.top_k(choice, routing.num_chosen)
+    weights = jnp.take_along_axis(scores, experts, axis=-1)
+    if routing.is_normalized:
+        weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
+    return experts.astype(jnp.int32), weights * routing.scaling
+
+
+def _open_groups(choice: Float32[Array, "T E"], routing: Routing) -> Bool[Array, "T E"]:
+    """Whether each expert lies in one of the token's best groups."""
+    num_tokens, num_experts = choice.shape
+    in_groups = choice.reshape(num_tokens, routing.num_groups, -1)
+    best = lax.top_k(in_groups, 2 if routing.group_score == "top2" else 1)[0].sum(axis=-1)
+    _, kept = lax.top_k(best, routing.num_kept_groups)
+    is_open = (jnp.arange(routing.num_groups) == kept[..., None]).any(axis=1)
+    return jnp.repeat(is_open, num_experts // routing.num_groups, axis=1)
+
+
+def moe(
+    kernels: Kernels,
+    h: Float[Array, "T D"],
+    weights: Mapping[str, Any],
+    routing: Routing,
+    exists: Bool[Array, "T"],
+    *,
+    activation: ExpertActivation = "silu",
+) -> Float[Array, "T D"]:
+    """The weighted outputs of each token's experts, and of the shared expert where there is one.
+
+    weights: router [E, D] (+ router_bias, correction [E]), experts {gate, up [E, F, D], down [E, D, F], biases}, shared
+    (an MLP, with shared_gate [D] if a sigmoid weighs it). The router computes in float32. exists: False for padding,
+    which must not make an expert be read.
+    """
+    logits = jnp.einsum("td,ed->te", h.astype(jnp.float32), weights["router"], precision=lax.Precision.HIGHEST)
+    logits = logits + weights.get("router_bias", 0.0)
+    experts, shares = route(logits, routing, weights.get("correction"))
+    experts = jnp.where(exists[:, None], experts, experts[:1])
+    out = _experts(kernels, h, weights["experts"], experts, shares, activation)
+    if "shared" not in weights:
+        return out
+    shared = gated_mlp(kernels, h, weights["shared"])
+    if "shared_gate" in weights:
+        gate = jnp.einsum("td,d->t", h.astype(jnp.float32), weights["shared_gate"], precision=lax.Precision.HIGHEST)
+        shared = shared * jax.nn.sigmoid(gate)[:, None].astype(h.dtype)
+    return out + shared
+
+
+def _experts(
+    kernels: Kernels,
+    h: Float[Array, "T D"],
+    weights: Mapping[str, Any],
+    experts: Int32[Array, "T X"],
+    shares: Float32[Array, "T X"],
+    activation: ExpertActivation,
+) -> Float[Array, "T D"]:
+    """Rows of tokens sorted by expert, both products, and the rows put back and summed in the order of choice.
+
+    Spread over devices, each multiplies the rows of its own experts, with its own part of their width.
+    """
+    num_experts = weights["down"].shape[0]
+    chosen = experts.reshape(-1)
+    if "expert" in kernels.spread_over:  # experts elsewhere get the last number of all, and rows that count for nothing
+        here = chosen - place(kernels, "expert") * num_experts
+        chosen = jnp.where((here >= 0) & (here < num_experts), here, num_experts)
+    order = jnp.argsort(chosen, stable=True)
+    sizes = jnp.zeros(num_experts, jnp.int32).at[chosen].add(1, mode="drop")
+    owners = chosen[order]
+    rows = h[order // experts.shape[1]]
+    gate_up = _gate_and_up(kernels, rows, weights, sizes, owners).astype(h.dtype)
+    if activation == "clamped_swiglu":
+        out = kernels.grouped_matmul(_clamped_swiglu(gate_up), weights["down"], sizes)
+    else:
+        out = kernels.grouped_matmul(gate_up, weights["down"], sizes, before=GatedUnit(activation=activation))
+    if "down_bias" in weights:  # added by one of the devices that share an expert
+        out = out + jnp.where(place(kernels, "tensor") == 0, weights["down_bias"][owners], 0)
+    if "expert" in kernels.spread_over:
+        out = jnp.where((owners < num_experts)[:, None], out, 0)
+    out = out[jnp.argsort(order)].reshape(*experts.shape, -1)
+    summed = out[:, 0] * shares[:, 0, None]
+    for n in range(1, experts.shape[1]):
+        summed = summed + out[:, n] * shares[:, n, None]
+    return total(kernels, summed, "tensor", "expert").astype(h.dtype)
+
+
+def _gate_and_up(
+    kernels: Kernels,
+    rows: Float[Array, "R D"],
+    weights: Mapping[str, Any],
+    sizes: Int32[Array, "E"],
+    owners: Int32[Array, "R"],
+) -> Float32[Array, "R G"]:
+    """[gate | up], G = 2 F columns, of each row's expert; kept joined or apart (see layers/linear.py)."""
+    names = ("gate+up",) if "gate+up" in weights else ("gate", "up")
+    out = [kernels.grouped_matmul(rows, weights[name], sizes) for name in names]
+    both = jnp.concatenate(out, axis=-1) if len(out) > 1 else out[0]
+    if "gate_bias" not in weights:
+        return both
+    return both + jnp.concatenate([weights["gate_bias"], weights["up_bias"]], axis=-1)[owners]
+
+
+def _clamped_swiglu(gate_up: Float[Array, "R G"]) -> Float[Array, "R F"]:
+    """gpt-oss's gated unit: clamped, with a steeper sigmoid and 1 added to the linear half. Agrees with its
+    reference implementation (gpt_oss/torch/model.py, swiglu)."""
+    gate, up = jnp.split(gate_up, 2, axis=-1)
+    gate, up = jnp.minimum(gate, _CLAMP), jnp.clip(up, -_CLAMP, _CLAMP)
+    return gate * jax.nn.sigmoid(_SIGMOID_SLOPE * gate) * (up + 1)
