@@ -22,7 +22,7 @@ from jaxserve.engine.progress import Progress
 from jaxserve.engine.read_ahead import read_ahead
 from jaxserve.quant.dense import Dense
 from jaxserve.quant.formats import FORMATS
-from jaxserve.quant.quantized import Format, Weight
+from jaxserve.quant.quantized import Format, Weight, stacked, take_rows
 from jaxserve.quant.quantized import num_bytes as bytes_of
 from sharding.spec import ArraySpec, paths
 
@@ -162,16 +162,16 @@ def _in_format(file: ParameterFile | NativeParameters, name: str, spec: ArraySpe
 
 def encoded(weight: Weight, wanted: Format) -> Weight:
     """The weight in another format, on the host; some rows at a time are written out in float32."""
-    *leading, num_outputs, num_inputs = weight.shape
-    flat = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, leaf.shape[-1]), weight)
-    num_rows = int(np.prod(leading, dtype=np.int64)) * num_outputs
+    if len(weight.shape) > 2:
+        each = (jax.tree.map(lambda leaf, index=index: leaf[index], weight) for index in range(weight.shape[0]))
+        return stacked([encoded(one, wanted) for one in each])
+    num_outputs, num_inputs = weight.shape
     step = max(1, ENCODE_BYTES // (4 * num_inputs))
     parts = []
-    for start in range(0, num_rows, step):
-        rows = jax.tree.map(lambda leaf, start=start: leaf[start : start + step], flat)
+    for start in range(0, num_outputs, step):
+        rows = take_rows(weight, np.arange(start, min(start + step, num_outputs)))
         parts.append(wanted.encode(np.asarray(rows.decode())))
-    whole = parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    return jax.tree.map(lambda leaf: leaf.reshape(*leading, num_outputs, leaf.shape[-1]), whole)
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 def _copy_side_files(source: Path, folder: Path) -> None:

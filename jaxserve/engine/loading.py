@@ -20,9 +20,10 @@ from jaxserve.layers.linear import NEIGHBOURS
 from jaxserve.models.model import FileLayout, Model
 from jaxserve.models.registry import model_for_gguf, model_for_hf
 from jaxserve.quant.dense import Dense
-from jaxserve.quant.formats import FORMATS
 from jaxserve.quant.quantized import Weight
-from jaxserve.quant.tiled import TiledWeight, can_tile, joined, tiled
+from jaxserve.quant.schemes.registry import scheme_of
+from jaxserve.quant.schemes.scheme import Scheme
+from jaxserve.quant.tiled import TiledWeight, can_tile, has_kernel, joined, tiled
 from sharding.spec import ArraySpec, map_specs, paths
 
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -102,7 +103,14 @@ def open_parameters(
     """The model's parameters in an open file, all accounted for."""
     if isinstance(source, NativeWeights):
         return NativeParameters(source.arrays, wanted)
-    return ParameterFile(source, layout, config, wanted)
+    return ParameterFile(source, layout, config, wanted, quantization(source))
+
+
+def quantization(source: WeightSource) -> Scheme | None:
+    """The scheme of a quantized checkpoint of safetensors; other containers say the format of each tensor."""
+    if isinstance(source, NativeWeights) or is_gguf(source.path) or source.metadata:
+        return None
+    return scheme_of(read_config(source.path), source.names())
 
 
 def tiled_formats(loaded: LoadedModel) -> set[str]:
@@ -127,11 +135,9 @@ def cpu_kernel_needs(path: Path) -> tuple[FormatsToMultiply, Any]:
         read_by_row = {"embed"} if "unembed" in wanted else set()  # tied, it is the output matrix too
         found: dict[bool, set[str]] = {False: set(), True: set()}
         for parameter, spec in wanted.items():
-            known = FORMATS.get(file.format_of(parameter))
-            if known is None or not _is_tiled(spec) or parameter in read_by_row:
-                continue
-            if can_tile(known.spec(*spec.shape[-2:])):
-                found["experts" in spec.axes].add(known.name)
+            name = file.format_of(parameter)
+            if _is_tiled(spec) and parameter not in read_by_row and has_kernel(name, spec.shape):
+                found["experts" in spec.axes].add(name)
     return FormatsToMultiply(single=frozenset(found[False]), experts=frozenset(found[True])), config
 
 

@@ -20,7 +20,7 @@ from jaxserve.quant.quantized import Leaf
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class GroupedInt:
-    """quants uint8 [O, I * bits / 8], a stream of bits a row; scale float [O, groups]; zero uint8 or uint16 [O, groups].
+    """quants uint8 [O, I * bits / 8], a stream of bits a row; scale float and zero uint8 or uint16 [O, groups].
 
     Without `zero` it is 2^(bits - 1). Groups are `group_length` inputs each, the last one perhaps fewer. With
     `input_order` int32 [I] the inputs are stored in another order, group by group: the k-th is input_order[k]. It

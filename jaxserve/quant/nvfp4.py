@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float32
 
 from jaxserve.quant import bit_streams
@@ -36,5 +37,7 @@ class NVFP4Weight:
 
     def decode(self) -> Float32[Array, "... O I"]:
         levels = jnp.asarray(LEVELS, jnp.float32)[bit_streams.unpack(jnp.asarray(self.quants), 4)]
-        scale = jnp.asarray(self.scale).astype(jnp.float32) / jnp.asarray(self.global_scale)[..., None]
+        scale = jnp.asarray(self.scale).astype(jnp.float32)
+        divisor = jnp.broadcast_to(jnp.asarray(self.global_scale)[..., None], scale.shape)
+        scale = scale / lax.optimization_barrier(divisor)  # which XLA would else turn into a factor, rounded twice
         return levels * for_inputs(scale, GROUP_LENGTH, levels.shape[-1])

@@ -81,6 +81,8 @@ def stacked[W: Weight](weights: Sequence[W]) -> W:
 
 def with_leading_axes[W: Weight](weight: W, shape: tuple[int, ...]) -> W:
     """A weight [A * B, I] as [A, B, I], still packed: its outputs in blocks of B."""
+    if weight.shape == shape:
+        return weight
     if isinstance(weight, _HasInputOrder):
         return weight.with_leading_axes(shape)
     return jax.tree.map(lambda array: array.reshape(*shape[:-1], *array.shape[len(weight.shape) - 1 :]), weight)

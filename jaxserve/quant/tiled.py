@@ -45,10 +45,13 @@ class TiledWeight:
 
 def can_tile(weight: Weight) -> bool:
     """Whether the CPU kernels take a weight of this format and shape, an expert's if it has three axes."""
-    if isinstance(weight, GroupedInt) and not has_tiles(weight):
-        return False
+    return has_kernel(weight.format, weight.shape) and (not isinstance(weight, GroupedInt) or has_tiles(weight))
+
+
+def has_kernel(format_name: str, shape: tuple[int, ...]) -> bool:
+    """Whether there is a CPU kernel for the format and shape; a weight's scales may still not fit it (`can_tile`)."""
     try:
-        check_tileable(weight.format, *weight.shape[-2:])
+        check_tileable(format_name, *shape[-2:])
     except ValueError:
         return False
     return True

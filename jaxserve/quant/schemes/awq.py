@@ -47,6 +47,9 @@ class AWQ:
     def optional(self, name: str, shape: tuple[int, ...]) -> set[str]:
         return unread_beside(module_of(name))
 
+    def format_of(self, source: WeightSource, name: str) -> str:
+        return "INT4"
+
     def read(self, source: WeightSource, name: str, shape: tuple[int, ...]) -> GroupedInt:
         tensors = self.tensors(name, shape)
         if tensors is None:

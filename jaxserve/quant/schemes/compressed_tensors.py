@@ -63,6 +63,17 @@ class CompressedTensors:
         module = module_of(name)
         return unread_beside(module) | {f"{module}.weight_zero_point", f"{module}.weight_g_idx"}
 
+    def format_of(self, source: WeightSource, name: str) -> str:
+        module = module_of(name)
+        group = group_of(module, self.groups)
+        match group.storage:
+            case "packed" | "int8":
+                return f"INT{group.bits}"
+            case "float8":
+                return source.info(f"{module}.weight").format
+            case storage:
+                return storage.upper()
+
     def read(self, source: WeightSource, name: str, shape: tuple[int, ...]) -> Weight:
         tensors = self.tensors(name, shape)
         if tensors is None:

@@ -41,6 +41,9 @@ class FP8:
         scale = self._scale_of(name)
         return unread_beside(module_of(name)) | ({scale} if scale and self.block is None else set())
 
+    def format_of(self, source: WeightSource, name: str) -> str:
+        return source.info(name).format
+
     def read(self, source: WeightSource, name: str, shape: tuple[int, ...]) -> Float8:
         scale_name = self._scale_of(name)
         if scale_name is None or len(shape) != 2:

@@ -52,6 +52,9 @@ class GPTQ:
         module = module_of(name)
         return {f"{module}.g_idx", *unread_beside(module)}
 
+    def format_of(self, source: WeightSource, name: str) -> str:
+        return f"INT{self.bits}"
+
     def read(self, source: WeightSource, name: str, shape: tuple[int, ...]) -> GroupedInt:
         tensors = self.tensors(name, shape)
         if tensors is None:

@@ -39,6 +39,9 @@ class MXFP4:
     def optional(self, name: str, shape: tuple[int, ...]) -> set[str]:
         return set()
 
+    def format_of(self, source: WeightSource, name: str) -> str:
+        return "MXFP4"
+
     def read(self, source: WeightSource, name: str, shape: tuple[int, ...]) -> MXFP4Weight:
         tensors = self.tensors(name, shape)
         if tensors is None:

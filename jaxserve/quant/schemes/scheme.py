@@ -44,6 +44,10 @@ class Scheme(Protocol):
         """Tensors that may be there as well, of any shape: `read` checks those it uses, `check_unread` the others."""
         ...
 
+    def format_of(self, source: WeightSource, name: str) -> str:
+        """The format of the weight that `read` would give, for a matrix that has `tensors`."""
+        ...
+
     def read(self, source: WeightSource, name: str, shape: tuple[int, ...]) -> Weight:
         """The packed weight on the host. Raises CheckpointError where the tensors are not what `tensors` says."""
         ...
