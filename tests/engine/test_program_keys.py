@@ -12,7 +12,7 @@ from jaxserve.engine import program_keys
 from jaxserve.engine.program_keys import Nameless, identity, lowered_key, traced_key
 from jaxserve.models.llama import MODEL
 from jaxserve.step_inputs import StepShape
-from pallas_kernels.cpu.targets import Targets
+from pallas_kernels.cpu.targets import Origin, Targets
 from pallas_kernels.kernels import REFERENCE, XLA, cpu_kernels
 from pallas_kernels.pytree import pytree
 
@@ -24,7 +24,7 @@ def key(made_of=(MODEL, XLA, SHAPE), arguments=ARGUMENTS, name="step"):
     return traced_key(name, made_of, arguments)
 
 
-def targets(name="cpu_q4_1_abc", origin="compiled"):
+def targets(name="cpu_q4_1_abc", origin: Origin = "compiled"):
     return Targets(level="avx2", names={"m:q4_1": name}, origins={"m:q4_1": origin})
 
 

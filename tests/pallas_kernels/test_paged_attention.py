@@ -164,6 +164,7 @@ def test_page_numbers_before_the_window_count_for_nothing(kernels):
     q, pages, layout, rows, options = build(case)
     f = jax.jit(lambda q, pages, layout: kernels.paged_attention(q, pages, 1, layout, **options))
     whole = f(q, pages, layout)
+    assert case.window is not None
     firsts = [max(0, kv - length + 1 - case.window) // case.page_size for length, kv in rows]
     for number in (-1, 0, pages.k.shape[1], 2**31 - 1):
         table = np.array(layout.page_table)
