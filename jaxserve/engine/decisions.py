@@ -182,6 +182,8 @@ class Decisions:
             dtype = self.choices["dtype"].value
             reason = f"expanded to {dtype} from {sum(loaded.file_bytes.values()):,} bytes ({in_file})"
         self._note("weights", f"{loaded.held_bytes:,} bytes", reason)
+        if loaded.notes:
+            self._note("activations", "not rounded", "; ".join(loaded.notes))
 
     def cache_spec(self, model: Any) -> CacheSpec:
         """Geometry and type of the KV cache."""

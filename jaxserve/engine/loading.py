@@ -33,7 +33,10 @@ type Placement = Callable[[str, ArraySpec], jax.sharding.Sharding | None]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """Parameters on the device, and what it took: bytes by format in the file and bytes held."""
+    """Parameters on the device, and what it took: bytes by format in the file and bytes held.
+
+    notes: what a quantized checkpoint asks for and is not done, a line each.
+    """
 
     model: Model
     config: Any
@@ -43,6 +46,7 @@ class LoadedModel:
     held_bytes: int
     num_parameters: int
     is_expanded: bool
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +81,7 @@ def load_model(path: Path, recipe: Recipe, progress: Progress, placement: Placem
                 leaves[parameter] = _on_devices(file, parameter, wanted[parameter], recipe, placement)
                 file.release(parameter)
                 advance(1)
-        file_bytes = file.bytes_by_format
+        file_bytes, scheme = file.bytes_by_format, quantization(source)
     params = map_specs(specs, leaves)
     assert isinstance(params, dict)
     if recipe.layout == "tiled":
@@ -94,6 +98,7 @@ def load_model(path: Path, recipe: Recipe, progress: Progress, placement: Placem
         held_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
         num_parameters=sum(spec.size for spec in wanted.values()),
         is_expanded=recipe.layout == "expanded" and any(name not in ("F32",) for name in file_bytes),
+        notes=() if scheme is None else scheme.notes,
     )
 
 

@@ -112,7 +112,7 @@ def _storage(entry: Mapping[str, Any], weights: Mapping[str, Any], config: Mappi
     own = entry.get("format") or config.get("format")
     name = settings.one_of({"format": own}, "format", tuple(_STORAGE_OF_FORMAT), None, where)
     kind = settings.one_of(weights, "type", ("int", "float"), "int", where)
-    fits = [s for s in _STORAGE_OF_FORMAT[name] if (s in ("packed", "int8")) == (kind == "int")]
+    fits: list[Storage] = [s for s in _STORAGE_OF_FORMAT[name] if (s in ("packed", "int8")) == (kind == "int")]
     if not fits:
         raise CheckpointError(f"{where}: weights are of type {kind}, which {name} does not store")
     return fits[0]
