@@ -165,7 +165,7 @@ def encoded(weight: Weight, wanted: Format) -> Weight:
     if len(weight.shape) > 2:
         each = (jax.tree.map(lambda leaf, index=index: leaf[index], weight) for index in range(weight.shape[0]))
         return stacked([encoded(one, wanted) for one in each])
-    num_outputs, num_inputs = weight.shape[0], weight.shape[1]
+    num_outputs, num_inputs = (weight.shape[axis] for axis in (-2, -1))
     step = max(1, ENCODE_BYTES // (4 * num_inputs))
     parts = []
     for start in range(0, num_outputs, step):
