@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from checkpoints.errors import CheckpointError
 from checkpoints.load import WeightSource
 from checkpoints.names import check_accounting
-from jaxserve.engine.slices import array_from_slices, check_cuts_no_row, plain_slices
+from jaxserve.engine.placement import Units, read_in_units, shape_in_units
+from jaxserve.engine.slices import array_from_slices, plain_slices
 from jaxserve.models.model import FileLayout, Stored
 from jaxserve.quant.dense import FORMAT_OF_DTYPE, Dense
 from jaxserve.quant.formats import weight_from_tensor
@@ -106,10 +108,10 @@ class ParameterFile:
             return Dense(array=array.swapaxes(-1, -2) if stored.is_transposed else array)
         return with_leading_axes(weight, shape)
 
-    def placed(self, parameter: str, sharding: jax.sharding.Sharding, dtype: str | None) -> Weight:
-        """A parameter that is a matrix, or several, on devices; a plain one in `dtype`, if that is given.
+    def placed(self, parameter: str, sharding: NamedSharding, units: Units, dtype: str | None) -> Weight | None:
+        """A plain matrix, or several, on devices, each of which reads its part only; in `dtype`, if that is given.
 
-        Of a plain one each device reads its part only; a packed one is on the host as a whole on its way.
+        None for a packed one, and for one that the file keeps in a form of which no parts can be read.
         """
         place = self._places[parameter]
         if self.format_of(parameter) in DTYPE_OF_FORMAT:
@@ -117,15 +119,10 @@ class ParameterFile:
             slices = plain_slices(tensors, place.spec.shape, place.stored)
             if slices is not None:
                 kind = dtype or DTYPE_OF_FORMAT[self.format_of(parameter)]
-                array = array_from_slices(
-                    place.spec.shape, sharding, lambda index: slices(index).astype(kind, copy=False)
-                )
+                shape, read = shape_in_units(place.spec.shape, units), read_in_units(slices, units)
+                array = array_from_slices(shape, sharding, lambda index: read(index).astype(kind, copy=False))
                 return Dense(array=array)
-        weight = self.matrix(parameter)
-        for leaf in jax.tree.leaves(weight):
-            if not isinstance(weight, Dense):
-                check_cuts_no_row(parameter, leaf.shape, sharding)
-        return jax.device_put(weight, sharding)
+        return None
 
     def ask_for(self, parameter: str) -> None:
         """Has a parameter read ahead of its use."""
