@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from checkpoints.errors import CheckpointError
 from jaxserve.config import Choice, EngineConfig
 from jaxserve.engine.buckets import MAX_PREFILLS
 from jaxserve.engine.decisions import CPU_LIMITS, Decisions, device_memory_bytes, first_device
@@ -109,6 +110,8 @@ def _loaded(
         try:
             over = spread_over(plan, model_config(path), jax.devices())
             loaded = load_model(path, recipe, progress, over.placement)
+        except CheckpointError:
+            raise
         except ValueError as error:
             raise ConfigError(f"{plan}: {error}") from error
         over = over.with_params(loaded.params)

@@ -120,13 +120,22 @@ class Spread:
 
 def spread_over(plan: ShardingPlan, config: Any, devices: list[Any]) -> Spread:
     """A model of this config over the first devices. ValueError for what cannot be cut so."""
-    has_kv_heads = getattr(config, "mla", None) is None
-    division = divide(plan, config.num_heads, config.num_kv_heads, has_kv_heads=has_kv_heads)
-    _check(plan, config, division)
+    division = division_of(plan, config)
     padded = dataclasses.replace(config, num_heads=len(division.heads.queries))
-    if has_kv_heads:
+    if _has_kv_heads(config):
         padded = dataclasses.replace(padded, num_kv_heads=len(division.heads.keys))
     return Spread(plan=plan, mesh=plan.mesh(devices), config=padded, division=division, param_partitions=None)
+
+
+def division_of(plan: ShardingPlan, config: Any) -> Division:
+    """How the parameters of a model of this config are made divisible. ValueError for what cannot be cut so."""
+    division = divide(plan, config.num_heads, config.num_kv_heads, has_kv_heads=_has_kv_heads(config))
+    _check(plan, config, division)
+    return division
+
+
+def _has_kv_heads(config: Any) -> bool:
+    return getattr(config, "mla", None) is None
 
 
 def _check(plan: ShardingPlan, config: Any, division: Division) -> None:
