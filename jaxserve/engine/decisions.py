@@ -148,7 +148,9 @@ class Decisions:
             self._note("kernel_fallback", lack.lack, str(lack))
             return None
         built = ", ".join(sorted(formats.single | formats.experts)) or "no format"
-        reason = f"{built} ({origins_line(targets) or 'none'}); activations are rounded to 8 bits, as llama.cpp does"
+        reason = f"{built} ({origins_line(targets) or 'none'})"
+        if (formats.single | formats.experts) - {"F32", "F16", "BF16"}:
+            reason += "; activations are rounded to 8 bits, as llama.cpp does"
         self._note("kernels", "cpu", reason)
         self._note("cpu_level", targets.level, "the best this CPU has" if level is None else "--cpu-level")
         return cpu_kernels(targets)
