@@ -83,14 +83,16 @@ class SequenceNeed:
         num_columns = -(-num_tokens // self.page_size)
         return sum(need.num_tables * min(num_columns, need.least) for need in self.kinds)
 
-    def longest(self, num_pages: int, max_tokens: int) -> int:
-        """The tokens a sequence may have for so many pages to do, up to max_tokens."""
+    def longest(self, num_pages: int, max_tokens: int, *, in_chunks: bool = False) -> int:
+        """The tokens a sequence may have for so many pages to do, up to max_tokens; in_chunks: and leave room for whole
+        chunks of its prompt beside what all its tokens need."""
         num_columns = num_pages // self.num_tables
-        if self.windowed is not None and num_columns >= self.windowed.least:
-            if not self.num_full_tables:
-                return max_tokens
-            left = num_pages - self.num_windowed_tables * self.windowed.least
-            num_columns = left // self.num_full_tables
+        if self.windowed is not None:
+            window_pages = self.windowed.most if in_chunks and self.full is not None else self.windowed.least
+            if num_columns >= window_pages:
+                if self.full is None:
+                    return max_tokens
+                num_columns = (num_pages - self.windowed.num_tables * window_pages) // self.full.num_tables
         return min(max_tokens, num_columns * self.page_size)
 
 

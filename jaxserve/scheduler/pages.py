@@ -14,7 +14,8 @@ NO_PAGE = -1
 class PagePool:
     """num_pages pages, each free, cached (nobody holds it, its content may be matched again) or running (held).
 
-    A page that is given or taken here stands for its set; counts are of all pages. `on_evict(page)` is called when a cached page is taken for new content; set by the prefix cache.
+    A page that is given or taken here stands for its set; counts are of all pages. `on_evict(page)` is called when a
+    cached page is taken for new content; set by the prefix cache.
     """
 
     __slots__ = ("_cached", "_free", "_is_kept", "_num_cached", "_references", "_rest", "num_pages", "on_evict")

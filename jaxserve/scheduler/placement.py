@@ -60,11 +60,11 @@ class Placement:
         return self._most_columns(request) - request.num_held_pages
 
     def _most_columns(self, request: Request) -> int:
-        """Columns a request holds at most for layers with a window, so that all its pages fit even at its end."""
+        """Columns a request holds at most for layers with a window, so that all pages of its tokens fit."""
         windowed = self._need.windowed
         if windowed is None:
             return ALL_PAGES
-        full = self._need.num_full_tables * self.columns_for(request.max_total_tokens)
+        full = self._need.num_full_tables * self.columns_for(len(request.token_ids))
         return min(windowed.most, (self.pool.num_pages - full) // windowed.num_tables)
 
     def num_pages_of(self, request: Request) -> int:

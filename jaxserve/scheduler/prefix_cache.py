@@ -3,10 +3,10 @@
 RadixAttention (arXiv 2312.07104, section 3) with one node per page. There is one tree per cache domain, so requests of
 different domains can never meet. Page states and the order of eviction live in `PagePool`.
 
-Every request holds a reference on each node from the root to its own end, also on nodes where another request's
-equal page came first, is held, and its own page stayed private. References are given back deepest first. So an unheld node
-has no held descendant, and stands behind all its descendants in the pool's order of last use: the oldest cached page
-is always a leaf, and eviction is O(1).
+Every request holds a reference on each node from the root to its own end, also on nodes where another request came
+first, still holds its page, and the request's own equal page stayed private. References are given back deepest first.
+So an unheld node has no held descendant, and stands behind all its descendants in the pool's order of last use: the
+oldest cached page is always a leaf, and eviction is O(1).
 
 Layers with a sliding window see the last `reach` pages before a token's own at most. A request holds no more of its
 path for them, and a prefix is a hit when these are cached, whatever became of those before: a node may lose that page
