@@ -26,6 +26,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.kv_cache import CacheSpec
 from jaxserve.layers.stack import stack_layers
 from jaxserve.scheduler import Scheduler
+from jaxserve.scheduler.page_need import SequenceNeed
 from jaxserve.step_inputs import StepShape
 from pallas_kernels.kernels import Kernels
 from sharding.plan import ShardingPlan
@@ -65,14 +66,16 @@ def build_engine(
     if decisions.tries_cpu_kernels:  # before the load: it lays the weights out for the kernels that will read them
         kernels = decisions.cpu_kernels(*cpu_kernel_needs(path), progress) or kernels
     program, loaded = _loaded(decisions, plan, path, kernels, progress)
-    spec, wanted_len = decisions.cache_spec(program.config), decisions.wanted_len(loaded.config)
-    free = _free_bytes(decisions, program, loaded, spec, decisions.shapes(num_seqs, num_tokens, wanted_len)[-1])
-    need = decisions.page_need(loaded.config, num_tokens, wanted_len)
+    wanted_len = decisions.wanted_len(loaded.config)
+    groups = decisions.groups(loaded.config, num_tokens, wanted_len)
+    spec = decisions.cache_spec(program.config, groups)
+    free = _free_bytes(decisions, program, loaded, spec, decisions.shapes(num_seqs, num_tokens, wanted_len, groups)[-1])
+    need = decisions.page_need(loaded.config, spec, groups, num_tokens, wanted_len)
     budget, max_model_len = decisions.pages(spec, need, num_seqs, wanted_len, free)
     executor = DeviceExecutor(
         program=program.for_context(max_model_len),
         params=loaded.params,
-        shapes=decisions.shapes(num_seqs, num_tokens, max_model_len),
+        shapes=decisions.shapes(num_seqs, num_tokens, max_model_len, groups),
         cache_spec=spec,
         num_pages=budget.num_pages,
         num_slots=num_seqs,
@@ -83,7 +86,7 @@ def build_engine(
     if warm_up:
         executor.compile_all(progress)
     decisions.host_memory(executor.huge_page_bytes)
-    scheduler = _scheduler(config, budget.num_pages, (num_seqs, num_tokens), max_model_len, need.window)
+    scheduler = _scheduler(config, budget.num_pages, (num_seqs, num_tokens), max_model_len, need)
     return BuiltEngine(
         engine=Engine(scheduler, executor, overlap=config.overlap, seed=config.seed),
         executor=executor,
@@ -124,7 +127,7 @@ def _loaded(
 
 
 def _scheduler(
-    config: EngineConfig, num_pages: int, limits: tuple[int, int], max_model_len: int, window: int | None
+    config: EngineConfig, num_pages: int, limits: tuple[int, int], max_model_len: int, need: SequenceNeed
 ) -> Scheduler:
     return Scheduler(
         num_pages=num_pages,
@@ -134,7 +137,8 @@ def _scheduler(
         max_model_len=max_model_len,
         max_prefills_per_step=MAX_PREFILLS,
         enable_prefix_caching=config.enable_prefix_caching,
-        window=window,
+        window=None if need.windowed is None else need.windowed.window,
+        tables=(need.num_full_tables, need.num_windowed_tables),
     )
 
 

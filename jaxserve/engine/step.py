@@ -17,11 +17,12 @@ from jaxserve.engine.pooling import pooled_states
 from jaxserve.engine.sampling import sample
 from jaxserve.engine.spread import Spread
 from jaxserve.kv_cache import Cache, CacheSpec, empty_cache
+from jaxserve.layer_groups import Paging
 from jaxserve.models.model import Model
 from jaxserve.sampling_params import MAX_LOGPROBS
 from jaxserve.step_inputs import StepInputs, StepOutputs, StepShape, TokenLogprobs, unpack
 from pallas_kernels.kernels import Kernels
-from pallas_kernels.ragged import RaggedLayout, positions_of_tokens
+from pallas_kernels.ragged import positions_of_tokens
 
 PROMPT_LOGPROB_ROWS = 64  # prompt logits are made for so many tokens at a time: [64, V] instead of [T, V]
 
@@ -37,7 +38,7 @@ class Program:
     spread: Spread | None = None
 
     def forward(
-        self, params: Any, token_ids: Int32[Array, "T"], layout: RaggedLayout, cache: Cache
+        self, params: Any, token_ids: Int32[Array, "T"], layout: Paging, cache: Cache
     ) -> tuple[Float[Array, "T D"], Cache]:
         """Hidden states after the last norm, and the cache with this step's tokens."""
         if self.spread is not None:
@@ -86,7 +87,7 @@ def _step(
 ) -> tuple[StepOutputs, Cache, SlotState]:
     inputs = unpack(buffer, shape)
     token_ids, state = _known_tokens(inputs, state)
-    hidden, cache = program.forward(params, token_ids, inputs.layout, cache)
+    hidden, cache = program.forward(params, token_ids, inputs.paging, cache)
     unembed = partial(program.unembed, params)
     last = jnp.clip(inputs.layout.query_starts[1:] - 1, 0, shape.num_tokens - 1)
     logits = unembed(hidden[last])
@@ -148,7 +149,7 @@ def _prompt_logprobs(
 
 
 def logits_of_tokens(
-    program: Program, params: Any, cache: Cache, token_ids: Int32[Array, "T"], layout: RaggedLayout
+    program: Program, params: Any, cache: Cache, token_ids: Int32[Array, "T"], layout: Paging
 ) -> tuple[Float[Array, "T V"], Cache]:
     """Logits at every token: the pure function under the engine, for notebooks and parity tests."""
     hidden, cache = program.forward(params, token_ids, layout, cache)

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from jaxserve.engine.inputs import InputFiller, sampling_row
+from jaxserve.layer_groups import LayerGroups
 from jaxserve.sampling_params import SamplingParams
 from jaxserve.scheduler import IN_FLIGHT_TOKEN, Request, StepPlan
+from jaxserve.scheduler.pages import NO_PAGE
 from jaxserve.step_inputs import StepInputs, StepShape, unpack
 
 SHAPES = (
@@ -60,7 +62,7 @@ def filled():
         lengths=[1, 1, 3, 3],
         samples=[True, True, False, True],
         token_ids=[13, IN_FLIGHT_TOKEN, 30, 31, 32, 40, 41, 42],
-        page_updates=[(2, 0, [6]), (2, 1, [7, 8]), (4, 0, [9]), (1, 0, [5])],
+        page_updates=[(0, 2, 0, [6]), (0, 2, 1, [7, 8]), (0, 4, 0, [9]), (0, 1, 0, [5])],
     )
     shape, inputs = filled_inputs(filler, plan)
     assert shape == SHAPES[1]
@@ -83,6 +85,40 @@ def test_padding_rows_use_the_spare_slot(filled):
 
 def test_page_table_rows_follow_their_slots(filled):
     assert filled.layout.page_table.tolist() == [[6, 7, 8], [0] * 3, [0] * 3, [0] * 3, [9, 0, 0], [5, 0, 0], [0] * 3]
+
+
+def test_groups_of_layers_have_page_tables_of_their_own():
+    """Two for layers that see everything and one for layers that see 6 tokens, on pages of 4, 3 of which are held."""
+    places = ((0, 0), (1, 0), (2, 0))
+    sizes = {"layers_per_group": 1, "num_full": 2, "num_windowed": 1, "places": places}
+    groups = LayerGroups(**sizes, window=6, window_pages=3, page_size=4)
+    shape = StepShape(single_rows=2, chunk_tokens=0, chunk_rows=0, max_pages=7, groups=groups)
+    filler = InputFiller((shape,), NUM_SLOTS)
+    requests = [request_in(slot, [1])[0] for slot in (2, 4)]
+    tables = [list(range(10 * number, 10 * number + 6)) for number in (1, 2, 3)]
+    updates = [(number, 2, 0, table[:3]) for number, table in enumerate(tables)]
+    updates += [(number, 2, 3, table[3:]) for number, table in enumerate(tables)]
+    updates += [(2, 2, 0, [NO_PAGE] * 3), (0, 4, 0, [7]), (1, 4, 0, [8]), (2, 4, 0, [9])]
+    _, inputs = filled_inputs(filler, plan_of(requests, [20, 2], [1, 1], [True, True], [5, 5], updates))
+    found = [layout.page_table.tolist() for layout in inputs.paging.layouts]
+    assert [table[0][:6] for table in found[:2]] == tables[:2]
+    assert found[2][0] == [-1, -1, -1, *tables[2][3:], -1]  # position 20 sees 15 and what follows
+    assert [table[1][0] for table in found] == [7, 8, 9]
+    assert inputs.paging.places == places
+    assert inputs.layout.page_table.tolist() == found[0]
+    assert all(layout.kv_lengths.tolist() == [21, 3] for layout in inputs.paging.layouts)
+
+
+def test_pages_matched_behind_a_window_find_their_columns():
+    places = ((0, 0), (1, 0))
+    sizes = {"layers_per_group": 1, "num_full": 1, "num_windowed": 1, "places": places}
+    groups = LayerGroups(**sizes, window=6, window_pages=3, page_size=4)
+    shape = StepShape(single_rows=1, chunk_tokens=8, chunk_rows=1, max_pages=7, groups=groups)
+    filler = InputFiller((shape,), NUM_SLOTS)
+    request, _ = request_in(3, [1] * 24)
+    updates = [(0, 3, 0, [10, 11, 12, 13, 14]), (1, 3, 0, [NO_PAGE, NO_PAGE, 22, 23, 24])]
+    _, inputs = filled_inputs(filler, plan_of([request], [16], [4], [False], [5] * 4, updates))
+    assert inputs.paging.layouts[1].page_table[1].tolist() == [-1, -1, 22, 23, 24, -1, -1]
 
 
 def test_targets_are_the_next_prompt_tokens_of_those_who_ask(filled):
