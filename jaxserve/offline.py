@@ -79,7 +79,7 @@ def start_frontend(
     return Frontend(
         built.engine,
         served,
-        max_open=max_open if max_open is not None else built.choices["max_num_seqs"].value + config.max_waiting,
+        max_open=max_open if max_open is not None else built.max_num_seqs + config.max_waiting,
         choices=built.choices | defaults.choices(eos_token_ids),
         programs=built.executor.programs,
         startup_seconds=built.seconds,

@@ -211,7 +211,11 @@ ENGINE_FLAGS: dict[str, Flag] = {
     "expert_parallel_size": _number(
         "Devices that the experts of a mixture are dealt out to.", "--expert-parallel-size", "-ep"
     ),
-    "data_parallel_size": _number("Replicas; this version has one.", "--data-parallel-size", "-dp"),
+    "data_parallel_size": _number(
+        "Groups of devices with requests of their own, which share the experts of a mixture.",
+        "--data-parallel-size",
+        "-dp",
+    ),
     "seed": Flag(help="Seed of requests that name none."),
     "enable_prefix_caching": Flag(help="Reuse the cache of prompts that begin alike."),
     "overlap": Flag(help="Dispatch the next step before the last one's tokens are read."),

@@ -11,6 +11,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from checkpoints.errors import CheckpointError
 from jaxserve.config import Choice, EngineConfig
 from jaxserve.engine.buckets import MAX_PREFILLS
+from jaxserve.engine.data_groups import GroupSchedulers, GroupsEngine, GroupsExecutor
 from jaxserve.engine.decisions import CPU_LIMITS, Decisions, device_memory_bytes, first_device
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import DeviceExecutor, step_temp_bytes
@@ -34,7 +35,7 @@ from sharding.plan import ShardingPlan
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltEngine:
-    """An engine that is ready, with what is known about it."""
+    """An engine that is ready, with what is known about it. num_pages: of each data group; max_num_seqs: of all."""
 
     engine: Engine
     executor: DeviceExecutor
@@ -72,7 +73,7 @@ def build_engine(
     free = _free_bytes(decisions, program, loaded, spec, decisions.shapes(num_seqs, num_tokens, wanted_len, groups)[-1])
     need = decisions.page_need(loaded.config, spec, groups, num_tokens, wanted_len)
     budget, max_model_len = decisions.pages(spec, need, num_seqs, wanted_len, free)
-    executor = DeviceExecutor(
+    executor = (DeviceExecutor if program.num_groups == 1 else GroupsExecutor)(
         program=program.for_context(max_model_len),
         params=loaded.params,
         shapes=decisions.shapes(num_seqs, num_tokens, max_model_len, groups),
@@ -86,14 +87,17 @@ def build_engine(
     if warm_up:
         executor.compile_all(progress)
     decisions.host_memory(executor.huge_page_bytes)
-    scheduler = _scheduler(config, budget.num_pages, (num_seqs, num_tokens), max_model_len, need)
+    schedulers = [
+        _scheduler(config, budget.num_pages, (num_seqs, num_tokens), max_model_len, need)
+        for _ in range(program.num_groups)
+    ]
     return BuiltEngine(
-        engine=Engine(scheduler, executor, overlap=config.overlap, seed=config.seed),
+        engine=_engine(config, schedulers, executor),
         executor=executor,
         loaded=loaded,
         choices=decisions.choices,
         max_model_len=max_model_len,
-        max_num_seqs=num_seqs,
+        max_num_seqs=num_seqs * program.num_groups,
         max_num_batched_tokens=num_tokens,
         page_size=config.page_size,
         num_pages=budget.num_pages,
@@ -124,6 +128,12 @@ def _loaded(
         loaded, program = dataclasses.replace(loaded, params=stacked), program.with_params(stacked)
     decisions.weights(loaded)
     return program, loaded
+
+
+def _engine(config: EngineConfig, schedulers: list[Scheduler], executor: DeviceExecutor) -> Engine:
+    if isinstance(executor, GroupsExecutor):
+        return GroupsEngine(GroupSchedulers(schedulers), executor, overlap=config.overlap, seed=config.seed)
+    return Engine(schedulers[0], executor, overlap=config.overlap, seed=config.seed)
 
 
 def _scheduler(
@@ -177,4 +187,7 @@ def _free_bytes(
     temp_bytes = 0
     if not decisions.is_cpu and decisions.config.num_pages is None:
         temp_bytes = step_temp_bytes(program, loaded.params, largest, spec)
-    return spare_bytes(decisions.device, temp_bytes, device_memory_bytes(decisions.device))
+    spare, reason = spare_bytes(decisions.device, temp_bytes, device_memory_bytes(decisions.device))
+    if decisions.is_cpu and program.num_groups > 1:  # whose pages lie in one memory
+        return spare // program.num_groups, f"{reason}, shared by {program.num_groups} data groups"
+    return spare, reason

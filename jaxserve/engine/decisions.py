@@ -25,7 +25,7 @@ from jaxserve.layer_groups import LayerGroups, layer_groups
 from jaxserve.scheduler.page_need import SequenceNeed, page_need, sequence_need
 from jaxserve.step_inputs import StepShape
 from pallas_kernels.kernels import Kernels, cpu_kernels, kernels_for
-from sharding.plan import ShardingPlan, read_plan
+from sharding.plan import MESH_AXES, ShardingPlan, read_plan
 
 CPU_LIMITS = (32, 512)  # max_num_seqs, max_num_batched_tokens where computing, not reading, is scarce
 ACCELERATOR_LIMITS = (256, 2048)
@@ -55,13 +55,17 @@ class Decisions:
 
     def plan(self) -> ShardingPlan | None:
         """Over which devices the model is spread; None for one."""
-        config, sizes = self.config, {}
+        config = self.config
         try:
             if config.plan is not None:
                 plan, reason = read_plan(Path(config.plan)), f"--plan {config.plan}"
             else:
-                sizes = {"tensor": config.tensor_parallel_size or 1, "expert": config.expert_parallel_size or 1}
-                plan, reason = ShardingPlan(**sizes), "--tensor-parallel-size, --expert-parallel-size"
+                plan = ShardingPlan(
+                    tensor=config.tensor_parallel_size or 1,
+                    expert=config.expert_parallel_size or 1,
+                    data=config.data_parallel_size or 1,
+                )
+                reason = ", ".join(f"--{a}-parallel-size" for a in MESH_AXES if plan.mesh_size(a) > 1) or "default"
         except (OSError, ValueError) as error:
             raise ConfigError(f"--plan {config.plan}: {error}") from error
         num_devices = len(jax.devices())
@@ -71,10 +75,13 @@ class Decisions:
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={plan.num_devices} makes virtual ones"
             )
         if plan.num_devices == 1:
-            self._note("plan", "one device", "default" if config.plan is None and sizes.get("tensor") == 1 else reason)
+            self._note("plan", "one device", reason)
             return None
         self._is_spread = True
-        self._note("plan", str(plan), reason)
+        each = (
+            "" if plan.data == 1 else f"; pages, sequences and tokens of a step are those of each of {plan.data} groups"
+        )
+        self._note("plan", str(plan), reason + each)
         return plan
 
     def kernels(self) -> Kernels:

@@ -1,6 +1,7 @@
 """From a step plan (lists of ints) to the packed host buffer of its bucket."""
 
 import numpy as np
+from jaxtyping import Int32
 
 from jaxserve.engine.buckets import choose_shape
 from jaxserve.engine.pooling import CODES
@@ -53,12 +54,18 @@ class InputFiller:
             self._pooling[request.slot] = CODES[pooling]
         self._sampling[request.slot] = sampling_row(params, seed, len(request.prompt_token_ids))
 
-    def fill(self, plan: StepPlan) -> tuple[StepShape, np.ndarray]:
-        """The bucket that holds the plan, and its filled buffer."""
+    def shape_of(self, *plans: StepPlan) -> StepShape:
+        """The smallest bucket that holds each of the plans."""
+        singles = max(plan.num_single_rows for plan in plans)
+        tokens = max(len(plan.token_ids) - plan.num_single_rows for plan in plans)
+        rows = max(len(plan.slots) - plan.num_single_rows for plan in plans)
+        return choose_shape(self._shapes, singles, tokens, rows)
+
+    def fill(self, plan: StepPlan, shape: StepShape) -> Int32[np.ndarray, "W"]:
+        """The filled buffer of a plan in a bucket that holds it."""
         self._update_tables(plan)
         singles, num_rows = plan.num_single_rows, len(plan.slots)
         chunks = num_rows - singles
-        shape = choose_shape(self._shapes, singles, len(plan.token_ids) - singles, chunks)
         buffer, views = buffer_views(shape)
         rows = np.full(shape.num_rows, self._spare, np.int32)
         first_chunk = shape.single_rows
@@ -75,7 +82,7 @@ class InputFiller:
         if shape.groups is not None:
             views["more_page_tables"][:] = self._page_tables[1:, rows]
             views["window_pages"][:] = self._window_pages[:, rows]
-        return shape, buffer
+        return buffer
 
     def _update_tables(self, plan: StepPlan) -> None:
         num_full, num_held = len(self._page_tables), self._window_pages.shape[2]
@@ -117,7 +124,7 @@ class InputFiller:
 
     def _fill_rows(self, views: dict[str, np.ndarray], shape: StepShape, plan: StepPlan) -> None:
         singles, chunks = plan.num_single_rows, len(plan.slots) - plan.num_single_rows
-        ends = np.add(plan.starts, plan.lengths, dtype=np.int32)
+        ends = np.asarray(plan.starts, np.int32) + np.asarray(plan.lengths, np.int32)
         first_chunk = shape.single_rows
         parts = (
             (slice(0, singles), slice(0, singles)),

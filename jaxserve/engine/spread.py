@@ -1,8 +1,9 @@
-"""A model over several devices: its parameters cut and placed as a plan says, its forward pass run on all of them.
+"""A model over several devices: its parameters cut and placed as a plan says, its steps run on all of them.
 
-The pass is one program that every device runs with its part of the weights (shard_map); where sums over devices are
-needed, layers say so. Activations are the same on all of them, so that what stands around the pass (sampling, state)
-does not know about the plan.
+A step is one program that every device runs with its part of the weights (shard_map); where sums over devices are
+needed, layers say so. The devices of one data group compute the same rows, those of another group other ones: each
+group has inputs, cache and state of its own, laid one behind the other along the first axis of each array (of a cache:
+the axis of pages), and knows nothing of the others' but in layers that share experts.
 """
 
 import dataclasses
@@ -16,14 +17,16 @@ from jaxtyping import Array
 
 from jaxserve.engine.placement import Placement
 from jaxserve.kv_cache import Cache
-from jaxserve.models.model import Model
 from pallas_kernels.kernels import Kernels
 from pallas_kernels.mla_attention.latent_pages import LatentPages
 from sharding.divide import Division, divide
-from sharding.plan import EXPERT, TENSOR, ShardingPlan
+from sharding.plan import DATA, EXPERT, TENSOR, ShardingPlan
 from sharding.spec import ArraySpec
 
 _WHOLE = PartitionSpec()
+
+type Step = Callable[[Any, Any, Any, Array], tuple[Any, Any, Any]]
+type Logits = Callable[[Any, Any, Array, Any], tuple[Array, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +58,17 @@ class Spread:
         """The same for these parameters, which lie on the mesh."""
         return dataclasses.replace(self, param_partitions=jax.tree.map(_partition, params))
 
+    @property
+    def by_group(self) -> NamedSharding:
+        """The sharding of an array in which each data group has its part of the first axis."""
+        return NamedSharding(self.mesh, self._by_group)
+
+    @property
+    def _by_group(self) -> PartitionSpec:
+        return PartitionSpec(DATA) if self.plan.data > 1 else _WHOLE
+
     def placed_cache(self, make: Callable[[], Cache]) -> Cache:
-        """The cache that `make` makes, each device with the pages of its heads."""
+        """The cache that `make` makes, each device with its group's pages of its heads."""
         shardings = jax.tree.map(lambda array: array.sharding, self.described_cache(make))
         return jax.jit(make, out_shardings=shardings)()
 
@@ -70,43 +82,36 @@ class Spread:
         return jax.tree.map(described, shapes, self._cache_partitions(shapes))
 
     def _cache_partitions(self, cache: Any) -> Any:
-        if isinstance(cache, LatentPages) or self.plan.tensor == 1:
-            return jax.tree.map(lambda _: _WHOLE, cache)
-        return jax.tree.map(lambda _: PartitionSpec(None, None, None, TENSOR), cache)
+        group = DATA if self.plan.data > 1 else None
+        has_heads = not isinstance(cache, LatentPages) and self.plan.tensor > 1
+        cut = PartitionSpec(None, group, None, TENSOR) if has_heads else PartitionSpec(None, group)
+        return jax.tree.map(lambda _: cut, cache)
 
-    def forward(
-        self, model: Model, kernels: Kernels, dtype: str, params: Any, token_ids: Array, layout: Any, cache: Any
-    ) -> tuple[Array, Any]:
-        """As the model's own, of arrays that lie on the mesh."""
-        partitions = self._cache_partitions(cache)
+    def step(self, step: Step, params: Any, cache: Any, state: Any, buffer: Array) -> tuple[Any, Any, Any]:
+        """A step of one device, run on all of them: outputs, cache, state."""
+        caches, rows = self._cache_partitions(cache), self._by_group
+        return self._on_each(step, (self.param_partitions, caches, rows, rows), (rows, caches, rows))(
+            params, cache, state, buffer
+        )
 
-        def on_each(params: Any, token_ids: Array, layout: Any, cache: Any) -> tuple[Array, Any]:
-            return model.forward(
-                params, self.of_one_device, self._within(kernels), token_ids, layout, cache, dtype=dtype
-            )
+    def logits(self, logits: Logits, params: Any, cache: Any, token_ids: Array, layout: Any) -> tuple[Array, Any]:
+        """Logits of one device, computed on all of them: at every token, and the cache."""
+        assert self.plan.data == 1, "groups have tokens of their own"
+        caches = self._cache_partitions(cache)
+        return self._on_each(logits, (self.param_partitions, caches, _WHOLE, _WHOLE), (_WHOLE, caches))(
+            params, cache, token_ids, layout
+        )
 
-        return jax.shard_map(
-            on_each,
-            mesh=self.mesh,
-            in_specs=(self.param_partitions, _WHOLE, _WHOLE, partitions),
-            out_specs=(_WHOLE, partitions),
-            check_vma=False,  # the loops of attention start from constants, which it takes for less than they become
-        )(params, token_ids, layout, cache)
+    def _on_each(self, function: Callable[..., Any], given: Any, result: Any) -> Callable[..., Any]:
+        # Unchecked: the loops of attention start from constants, which the check takes for less than they become.
+        return jax.shard_map(function, mesh=self.mesh, in_specs=given, out_specs=result, check_vma=False)
 
-    def unembed(self, model: Model, kernels: Kernels, params: Any, x: Array) -> Array:
-        """Logits of the whole vocabulary on every device."""
-        logits = jax.shard_map(
-            lambda params, x: model.unembed(params, self.of_one_device, self._within(kernels), x),
-            mesh=self.mesh,
-            in_specs=(self.param_partitions, _WHOLE),
-            out_specs=PartitionSpec(None, TENSOR) if self.plan.tensor > 1 else _WHOLE,
-            check_vma=False,
-        )(params, x)
-        return jax.lax.with_sharding_constraint(logits[:, : self.config.vocab_size], self.everywhere)
-
-    def _within(self, kernels: Kernels) -> Kernels:
-        axes = ((TENSOR, self.plan.tensor), (EXPERT, self.plan.expert))
-        return dataclasses.replace(kernels, spread_over=tuple(name for name, size in axes if size > 1))
+    def kernels_of_one_device(self, kernels: Kernels) -> Kernels:
+        """The kernels for a device's part: layers read from them which sums they need."""
+        axes = [axis for axis in (TENSOR, EXPERT) if self.plan.mesh_size(axis) > 1]
+        if getattr(self.config, "moe", None) is not None and DATA in self.plan.cut_over("experts"):
+            axes.append(DATA)
+        return dataclasses.replace(kernels, spread_over=tuple(axes))
 
     @property
     def of_one_device(self) -> Any:
@@ -145,8 +150,6 @@ def _check(plan: ShardingPlan, config: Any, division: Division) -> None:
     moe = getattr(config, "moe", None)
     if plan.expert > 1 and moe is None:
         raise ValueError(f"the model has no experts to deal out to {plan.expert} devices")
-    if moe is not None and moe.num_experts % plan.expert:
-        raise ValueError(f"{moe.num_experts} experts cannot be dealt out to {plan.expert} devices in equal parts")
 
 
 def _partition(array: jax.Array) -> PartitionSpec:

@@ -25,7 +25,8 @@ def request_in(slot, prompt, **params):
 
 
 def filled_inputs(filler, plan) -> tuple[StepShape, StepInputs]:
-    shape, buffer = filler.fill(plan)
+    shape = filler.shape_of(plan)
+    buffer = filler.fill(plan, shape)
     return shape, unpack(jnp.asarray(buffer), shape)
 
 
