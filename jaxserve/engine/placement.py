@@ -55,8 +55,9 @@ def read_in_units(read: Callable[[Index], np.ndarray], units: Units) -> Callable
 
 
 def _range(values: Int[np.ndarray, "u"]) -> slice:
+    """From the first to the last value; one, for its type, where all are zeros."""
     real = values[values >= 0]
-    return slice(int(real.min()), int(real.max()) + 1) if real.size else slice(0, 0)
+    return slice(int(real.min()), int(real.max()) + 1) if real.size else slice(0, 1)
 
 
 def placed_vector(vector: Shaped[np.ndarray, "..."], units: Units, sharding: NamedSharding) -> jax.Array:
