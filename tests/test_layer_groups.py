@@ -1,5 +1,7 @@
 """Which layers share a page table: what memory a sequence takes decides, and every layer has a place of its own."""
 
+from typing import Any
+
 import pytest
 
 from jaxserve.layer_groups import MAX_GROUPS, layer_groups
@@ -12,8 +14,8 @@ def pattern(period, num_layers, window=512):
     return [window if (n + 1) % period else None for n in range(num_layers)]
 
 
-def groups_of(windows, held=HELD, pages=PAGES):
-    return layer_groups(windows, 16, held, pages)
+def groups_of(windows, held: int = HELD) -> Any:
+    return layer_groups(windows, 16, held, PAGES)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True, logprob
 
 
 def build(path: Path, **options: Any) -> BuiltEngine:
-    sizes: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": CHUNK, "max_model_len": MAX_LEN}
+    sizes: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": CHUNK, "max_model_len": MAX_LEN}
     sizes |= {"kernels": "xla", "compilation_cache_dir": Path(os.environ["JAX_COMPILATION_CACHE_DIR"])}
     config = EngineConfig(model=str(path), deterministic=True, **(sizes | options))
     return build_engine(config, path, frozenset(), Silent(), warm_up=False)
@@ -139,7 +139,7 @@ def test_memory_is_what_was_computed(model):
     most = -(-(groups.window - 1 + 2 * CHUNK) // PAGE) + 1
     a_sequence = MAX_LEN // PAGE + 2 * most
     page_bytes = 2 * config.num_kv_heads * config.head_size * 4 * PAGE  # of one layer: keys and values in float32
-    assert built.num_pages == 4 * a_sequence
+    assert built.num_pages == 2 * a_sequence
     cache = built.executor._cache
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(cache)) == built.num_pages * page_bytes
     choices = built.choices
@@ -189,7 +189,7 @@ def test_qwen_with_windows_from_some_layer_on(tmp_path):
 
 def test_the_cpu_kernels_cache(tmp_path):
     path = FIXTURES / "gguf" / "gguf_gpt_oss" / "model.gguf"
-    sizes: dict[str, Any] = {"kernels": "cpu", "kv_cache_dtype": "int8", "max_num_seqs": 2}
+    sizes: dict[str, Any] = {"kernels": "cpu", "kv_cache_dtype": "int8"}
     keeping, built = (make(path, **sizes) for make in (build_keeping, build))
     prompts = [random_prompt(length, VOCAB, length) for length in (40, 130)]
     engine = engine_over(built, num_pages=least_pages(built, 210) + 2)
@@ -203,8 +203,15 @@ def test_the_cpu_kernels_cache(tmp_path):
         engine.engine.close()
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("windows", [(8, None, 8), (None, 8, None, 8, 8), (None, None, None, None, 8, 8, None, 8, 8)])
+@pytest.mark.parametrize(
+    ("windows", "stacked"),
+    [
+        ((8, None, 8), True),
+        ((None, 8, None, 8, 8), False),
+        ((None, 8, None, 8, 8), True),
+        ((None, None, None, None, 8, 8, None, 8, 8), True),
+    ],
+)
 def test_groups_of_any_size_give_the_same_logits(windows, stacked):
     """Groups of several layers, with room for layers that do not exist; layers one by one and scanned; no page kept
     that no token sees."""
