@@ -65,7 +65,7 @@ def model(request):
     """An engine that frees, prompts, and what each comes to alone in an engine that keeps everything."""
     path = FIXTURES / "models" / request.param
     keeping = build_keeping(path)
-    prompts = [random_prompt(length, VOCAB, length) for length in (5, 20, 12, 150)]
+    prompts = [random_prompt(length, VOCAB, length) for length in (40, 60, 12, 150)]
     wants = [alone(keeping, prompt, GREEDY) for prompt in prompts]
     keeping.engine.close()
     built = build(path)
