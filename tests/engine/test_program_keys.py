@@ -10,8 +10,8 @@ import pytest
 
 from jaxserve.engine import program_keys
 from jaxserve.engine.program_keys import Nameless, identity, lowered_key, traced_key
-from jaxserve.models.llama import MODEL
 from jaxserve.layer_groups import layer_groups
+from jaxserve.models.llama import MODEL
 from jaxserve.step_inputs import StepShape
 from pallas_kernels.cpu.targets import Origin, Targets
 from pallas_kernels.kernels import REFERENCE, XLA, cpu_kernels
