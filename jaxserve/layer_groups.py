@@ -15,6 +15,7 @@ from pallas_kernels.pytree import pytree
 from pallas_kernels.ragged import RaggedLayout
 
 MAX_GROUPS = 8  # each costs a page table in every step
+MAX_SHARE = 0.9  # of the memory without groups, for them to be worth their page tables
 _NO_PAGE = -1
 
 
@@ -47,17 +48,18 @@ class LayerGroups:
 def layer_groups(
     windows: Sequence[int | None], page_size: int, window_pages: int, max_pages: int
 ) -> LayerGroups | None:
-    """The groups in which a sequence of max_pages pages takes least memory, the fewest of them; None where that is not
-    less than with all layers together, or where all or no layers have a window.
+    """The groups in which a sequence of max_pages pages takes least memory while it generates, the fewest of them; None
+    where that saves less than a tenth against all layers together, or where all or no layers have a window.
 
     Layers of one kind fill their groups in order; the last group of a kind may have room for layers that do not exist.
+    window_pages: see LayerGroups.
     """
     widths = [window for window in windows if window is not None]
     num_full = len(windows) - len(widths)
     if not widths or not num_full:
         return None
-    held = min(window_pages, max_pages)
-    best = (len(windows) * max_pages, 0, 0)
+    held = min(-(-max(widths) // page_size) + 1, max_pages)  # so many pages do the tokens of a window touch
+    best = (MAX_SHARE * len(windows) * max_pages, 0, 0)
     for size in range(1, len(windows) + 1):
         full, windowed = -(-num_full // size), -(-len(widths) // size)
         if full + windowed <= MAX_GROUPS:

@@ -263,7 +263,7 @@ class Decisions:
             self._note("window", "all pages are kept", f"{window:,} tokens, no less than max_model_len")
         elif any(windows):
             some = f"{windows.count(None)} of {len(windows)} layers have no window"
-            reason = f"{some}, and {wanted_len:,} tokens would take no less with pages of their own for these"
+            reason = f"{some}, and {wanted_len:,} tokens would take hardly less with pages of their own for these"
             self._note("window", "all pages are kept", reason)
         return sequence_need(None, page_size, num_tokens)
 
@@ -308,11 +308,13 @@ class Decisions:
 
 def _saving(need: SequenceNeed, spec: CacheSpec, groups: LayerGroups, wanted_len: int) -> str:
     """What groups of layers save, in words."""
-    in_groups, num_layers = need.of_tokens(wanted_len) * spec.page_bytes, len(groups.places)
-    together = -(-wanted_len // need.page_size) * spec.page_bytes * num_layers // groups.layers_per_group
+    num_pages, per_page = -(-wanted_len // need.page_size), spec.page_bytes
+    assert need.windowed is not None
+    held = groups.num_full * num_pages + groups.num_windowed * min(num_pages, need.windowed.least + 1)
+    together = num_pages * per_page * len(groups.places) // groups.layers_per_group
     return (
-        f"{groups.num_groups} groups of {groups.layers_per_group} layers have a page table each; {wanted_len:,} tokens "
-        f"take {in_groups:,} bytes at most instead of {together:,}"
+        f"{groups.num_groups} groups of up to {groups.layers_per_group} layers have a page table each; {wanted_len:,} "
+        f"tokens hold {held * per_page:,} bytes while more are generated, instead of {together:,}"
     )
 
 

@@ -25,6 +25,7 @@ class Placement:
         "_free_slots",
         "_need",
         "_num_slots",
+        "_set_sizes",
         "column_pages",
         "num_left_pages",
         "page_size",
@@ -35,6 +36,7 @@ class Placement:
         self.page_size = need.page_size
         self.pool = PagePool(num_pages)
         self._need = need
+        self._set_sizes = tuple(kind.num_tables for kind in need.kinds)
         self.column_pages = need.num_tables
         self.num_left_pages = 0  # of all requests, since the start
         self._cache = PrefixCache(self.pool, need.page_size, tuple(kind.reach for kind in need.kinds))
@@ -57,7 +59,7 @@ class Placement:
 
     def room(self, request: Request) -> int:
         """Columns the request may fill more than it does, before some have left its window."""
-        return self._most_columns(request) - request.num_held_pages
+        return ALL_PAGES if self._need.windowed is None else self._most_columns(request) - request.num_held_pages
 
     def _most_columns(self, request: Request) -> int:
         """Columns a request holds at most for layers with a window, so that all pages of its tokens fit."""
@@ -121,20 +123,27 @@ class Placement:
     def _next_left_at(self, request: Request) -> int:
         return _NEVER if self._need.windowed is None else self._need.windowed.leaves_at(request.num_left_pages)
 
-    def grow(self, request: Request, num_columns: int) -> None:
-        """Gives the request the pages of so many more columns."""
-        for pages, need in zip(request.tables, self._need.kinds, strict=True):
-            pages += self.pool.take(num_columns, need.num_tables)
-        request.num_columns += num_columns
+    def grow(self, request: Request, num_columns: int) -> list[PageUpdate]:
+        """Gives the request the pages of so many more columns; the change of the page tables, as in StepPlan."""
+        first = request.num_columns
+        request.num_columns = first + num_columns
+        if self.column_pages == 1:  # most models: nothing to go through
+            assert request.slot is not None
+            some = self.pool.take(num_columns)
+            request.tables[0] += some
+            return [(0, request.slot, first, some)]
+        for pages, size in zip(request.tables, self._set_sizes, strict=True):
+            pages += self.pool.take(num_columns, size)
+        return self.updates_from(request, first)
 
     def updates_from(self, request: Request, first: int) -> list[PageUpdate]:
-        """The request's row in each page table from a column on, for the step plan."""
+        """The request's row in each page table from a column on, as in StepPlan."""
         assert request.slot is not None
         updates: list[PageUpdate] = []
-        for pages, need in zip(request.tables, self._need.kinds, strict=True):
+        for pages, size in zip(request.tables, self._set_sizes, strict=True):
             some = pages[first:]
             updates.append((len(updates), request.slot, first, some))
-            for number in range(1, need.num_tables):
+            for number in range(1, size):
                 others = [page if page == NO_PAGE else self.pool.pages_of(page)[number] for page in some]
                 updates.append((len(updates), request.slot, first, others))
         return updates

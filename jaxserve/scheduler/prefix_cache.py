@@ -29,10 +29,10 @@ class Node:
 
     __slots__ = ("children", "chunk", "domain", "num_ends", "pages", "parent")
 
-    def __init__(self, parent: "Node | None", chunk: tuple[int, ...], num_kinds: int, domain: Hashable) -> None:
+    def __init__(self, parent: "Node | None", chunk: tuple[int, ...], pages: list[int], domain: Hashable) -> None:
         self.parent = parent
         self.chunk = chunk
-        self.pages = [NO_PAGE] * num_kinds
+        self.pages = pages
         self.domain = domain
         self.children: dict[tuple[int, ...], Node] = {}
         self.num_ends = 0  # requests whose path ends here
@@ -60,7 +60,7 @@ class PrefixCache:
         are cached; a reference is taken on each of these."""
         node = self._roots.get(domain)
         if node is None:
-            node = self._roots[domain] = Node(None, (), len(self._reaches), domain)
+            node = self._roots[domain] = Node(None, (), [NO_PAGE] * len(self._reaches), domain)
         path = [node]
         size, windowed, end = self._page_size, self._windowed, 1
         num_cached = [0] * len(self._reaches)
@@ -90,7 +90,7 @@ class PrefixCache:
             found.append([NO_PAGE] * num_left + [node.pages[kind] for node in path[1 + num_left :]])
         return found
 
-    def extend(self, path: list[Node], chunk: tuple[int, ...], pages: Sequence[int], *, beside_equal: bool) -> bool:
+    def extend(self, path: list[Node], chunk: tuple[int, ...], pages: list[int], *, beside_equal: bool) -> bool:
         """Appends the chunk, held in `pages`, to the path. False: this path takes no more chunks.
 
         Where somebody holds an equal page in the tree, that one stays there and the path's own stays private. The path
@@ -102,9 +102,21 @@ class PrefixCache:
             return False
         node = parent.children.get(chunk)
         if node is None:
-            node = parent.children[chunk] = Node(parent, chunk, len(pages), root.domain)
-        elif not beside_equal and any(self._is_held(page) for page in node.pages):
+            node = parent.children[chunk] = Node(parent, chunk, pages, root.domain)
+            for page in pages:
+                self._nodes[page] = node
+                self._pool.keep(page)
+        elif beside_equal or not any(self._is_held(page) for page in node.pages):
+            self._join(node, pages)
+        else:
             return False
+        parent.num_ends -= 1
+        node.num_ends += 1
+        path.append(node)
+        return True
+
+    def _join(self, node: Node, pages: list[int]) -> None:
+        """Puts pages into a node that is there, except beside those that somebody holds: these are held once more."""
         for kind, page in enumerate(pages):
             equal = node.pages[kind]
             if self._is_held(equal):
@@ -115,10 +127,6 @@ class PrefixCache:
             node.pages[kind] = page
             self._nodes[page] = node
             self._pool.keep(page)
-        parent.num_ends -= 1
-        node.num_ends += 1
-        path.append(node)
-        return True
 
     def _is_held(self, page: int) -> bool:
         return page != NO_PAGE and self._pool.references(page) > 0

@@ -262,8 +262,7 @@ class Scheduler:
 
     def _give_columns(self, request: Request, num_columns: int, draft: StepDraft) -> None:
         if num_columns:
-            self._placement.grow(request, num_columns)
-            draft.page_updates += self._placement.updates_from(request, request.num_columns - num_columns)
+            draft.page_updates += self._placement.grow(request, num_columns)
 
     def _admit(self, draft: StepDraft) -> None:
         """Moves waiting requests, best first, into slots while limits and pages allow."""
