@@ -71,7 +71,8 @@ def difference_in_groups(folder: Path, plan: ShardingPlan, want: dict[str, np.nd
     with engine(folder, plan) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
         results = llm.generate([{"prompt_token_ids": ids}] * (2 * plan.data), params)
-    found = [[at[token].logprob for at, token in zip(r.prompt_logprobs[1:], ids[1:], strict=True)] for r in results]
+    scored = [r.prompt_logprobs or [] for r in results]
+    found = [[at[token].logprob for at, token in zip(one[1:], ids[1:], strict=True) if at] for one in scored]
     return float(np.abs(np.array(found) - expected[np.arange(len(ids) - 1), ids[1:]]).max()) - LOGIT_STEP
 
 
