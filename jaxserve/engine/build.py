@@ -8,17 +8,18 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from checkpoints.errors import CheckpointError
 from jaxserve.config import Choice, EngineConfig
 from jaxserve.engine.buckets import MAX_PREFILLS
 from jaxserve.engine.decisions import CPU_LIMITS, Decisions, device_memory_bytes, first_device
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import DeviceExecutor, step_temp_bytes
 from jaxserve.engine.host_memory import prepare_allocator
-from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model, logits_bytes
+from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model, logits_bytes, model_config
 from jaxserve.engine.memory import spare_bytes
 from jaxserve.engine.program_cache import ProgramCache
 from jaxserve.engine.progress import Progress
-from jaxserve.engine.spread import spread
+from jaxserve.engine.spread import spread_over
 from jaxserve.engine.step import Program
 from jaxserve.engine.threads import settle_threads
 from jaxserve.errors import ConfigError
@@ -64,10 +65,7 @@ def build_engine(
     num_seqs, num_tokens = decisions.limits()
     if decisions.tries_cpu_kernels:  # before the load: it lays the weights out for the kernels that will read them
         kernels = decisions.cpu_kernels(*cpu_kernel_needs(path), progress) or kernels
-    recipe = decisions.recipe()
-    loaded = load_model(path, recipe, progress)
-    program, loaded = _program(decisions, plan, loaded, kernels, recipe.dtype)
-    decisions.weights(loaded)
+    program, loaded = _loaded(decisions, plan, path, kernels, progress)
     wanted_len = decisions.wanted_len(loaded.config)
     groups = decisions.groups(loaded.config, num_tokens, wanted_len)
     spec = decisions.cache_spec(program.config, groups)
@@ -83,7 +81,7 @@ def build_engine(
         num_slots=num_seqs,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
-        program_cache=_program_cache(config.compilation_cache_dir, progress),
+        program_cache=_program_cache(config.compilation_cache_dir, plan, progress),
     )
     if warm_up:
         executor.compile_all(progress)
@@ -103,22 +101,29 @@ def build_engine(
     )
 
 
-def _program(
-    decisions: Decisions, plan: ShardingPlan | None, loaded: LoadedModel, kernels: Kernels, dtype: str
+def _loaded(
+    decisions: Decisions, plan: ShardingPlan | None, path: Path, kernels: Kernels, progress: Progress
 ) -> tuple[Program, LoadedModel]:
-    """The program, over the devices of a plan where there is one, and the model with its weights there."""
-    program = Program(model=loaded.model, config=loaded.config, kernels=kernels, dtype=dtype)
-    params = loaded.params
-    if plan is not None:
+    """The model with its weights where it will run, on the devices of a plan if there is one, and the program."""
+    recipe = decisions.recipe()
+    if plan is None:
+        loaded = load_model(path, recipe, progress)
+        program = Program(model=loaded.model, config=loaded.config, kernels=kernels, dtype=recipe.dtype)
+    else:
         try:
-            over, params = spread(plan, loaded.model, loaded.config, params, jax.devices())
+            over = spread_over(plan, model_config(path), jax.devices())
+            loaded = load_model(path, recipe, progress, over.placement)
+        except CheckpointError:
+            raise
         except ValueError as error:
             raise ConfigError(f"{plan}: {error}") from error
-        program = dataclasses.replace(program, config=over.config, spread=over)
+        over = over.with_params(loaded.params)
+        program = Program(model=loaded.model, config=over.config, kernels=kernels, dtype=recipe.dtype, spread=over)
     if not decisions.is_cpu:
-        params = {**params, "layers": stack_layers(params["layers"])}
-        program = program.with_params(params)
-    return program, dataclasses.replace(loaded, params=params)
+        stacked = {**loaded.params, "layers": stack_layers(loaded.params["layers"])}
+        loaded, program = dataclasses.replace(loaded, params=stacked), program.with_params(stacked)
+    decisions.weights(loaded)
+    return program, loaded
 
 
 def _scheduler(
@@ -149,12 +154,18 @@ def use_compilation_cache(folder: Path | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _program_cache(folder: Path | None, progress: Progress) -> ProgramCache | None:
+def _program_cache(folder: Path | None, plan: ShardingPlan | None, progress: Progress) -> ProgramCache | None:
     """The finished programs beside XLA's own cache; None where there is none, or JAX was told to use none.
 
-    On CPUs only: that what other devices load again does what was compiled has not been tried.
+    On a single CPU device only: that what other devices load again does what was compiled has not been tried, and XLA
+    ends the process that loads a program of some devices where there are more.
     """
-    if folder is None or not jax.config.jax_enable_compilation_cache or jax.default_backend() != "cpu":
+    if (
+        folder is None
+        or plan is not None
+        or not jax.config.jax_enable_compilation_cache
+        or jax.default_backend() != "cpu"
+    ):
         return None
     return ProgramCache(folder / "programs", progress.note)
 

@@ -149,7 +149,9 @@ class Decisions:
             self._note("kernel_fallback", lack.lack, str(lack))
             return None
         built = ", ".join(sorted(formats.single | formats.experts)) or "no format"
-        reason = f"{built} ({origins_line(targets) or 'none'}); activations are rounded to 8 bits, as llama.cpp does"
+        reason = f"{built} ({origins_line(targets) or 'none'})"
+        if (formats.single | formats.experts) - {"F32", "F16", "BF16"}:
+            reason += "; activations are rounded to 8 bits, as llama.cpp does"
         self._note("kernels", "cpu", reason)
         self._note("cpu_level", targets.level, "the best this CPU has" if level is None else "--cpu-level")
         return cpu_kernels(targets)
@@ -183,6 +185,8 @@ class Decisions:
             dtype = self.choices["dtype"].value
             reason = f"expanded to {dtype} from {sum(loaded.file_bytes.values()):,} bytes ({in_file})"
         self._note("weights", f"{loaded.held_bytes:,} bytes", reason)
+        if loaded.notes:
+            self._note("activations", "not rounded", "; ".join(loaded.notes))
 
     def wanted_len(self, model: Any) -> int:
         """The context asked for: the model's unless a shorter one is given."""

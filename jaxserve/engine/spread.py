@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from jaxserve.engine.placement import Placement
 from jaxserve.kv_cache import Cache
 from jaxserve.models.model import Model
-from jaxserve.quant.dense import Dense
-from jaxserve.quant.quantized import Weight
 from pallas_kernels.kernels import Kernels
 from pallas_kernels.mla_attention.latent_pages import LatentPages
-from sharding.divide import Division, divide, taken
+from sharding.divide import Division, divide
 from sharding.plan import EXPERT, TENSOR, ShardingPlan
-from sharding.spec import ArraySpec, map_specs, paths
+from sharding.spec import ArraySpec
 
 _WHOLE = PartitionSpec()
 
@@ -31,17 +29,31 @@ _WHOLE = PartitionSpec()
 @dataclass(frozen=True, kw_only=True)
 class Spread:
     """One model over one mesh. config: with the heads that the devices share out among them, copies and zeros
-    included; param_partitions: how each array of the parameters is cut."""
+    included; division: which of the file's; param_partitions: how each array of the parameters, once there, is cut."""
 
     plan: ShardingPlan
     mesh: Mesh
     config: Any
+    division: Division
     param_partitions: Any
 
     @property
     def everywhere(self) -> NamedSharding:
         """The sharding of an array that every device has whole."""
         return NamedSharding(self.mesh, _WHOLE)
+
+    @property
+    def placement(self) -> Placement:
+        """Where a load puts the parameters."""
+
+        def sharding(parameter: str, spec: ArraySpec) -> NamedSharding:
+            return NamedSharding(self.mesh, self.plan.partition(spec.axes))
+
+        return Placement(sharding=sharding, units=self.division.indices)
+
+    def with_params(self, params: Any) -> "Spread":
+        """The same for these parameters, which lie on the mesh."""
+        return dataclasses.replace(self, param_partitions=jax.tree.map(_partition, params))
 
     def placed_cache(self, make: Callable[[], Cache]) -> Cache:
         """The cache that `make` makes, each device with the pages of its heads."""
@@ -106,28 +118,24 @@ class Spread:
         return dataclasses.replace(self.config, num_heads=self.config.num_heads // parts, num_kv_heads=num_kv_heads)
 
 
-def spread(plan: ShardingPlan, model: Model, config: Any, params: Any, devices: list[Any]) -> tuple[Spread, Any]:
-    """The model over the first devices, and its parameters there. ValueError for what cannot be cut so."""
-    has_kv_heads = getattr(config, "mla", None) is None
-    division = divide(plan, config.num_heads, config.num_kv_heads, has_kv_heads=has_kv_heads)
-    _check(plan, config, division)
-    mesh, leaves, partitions = plan.mesh(devices), {}, {}
-    for path, spec in paths(model.param_specs(config)).items():
-        whole = _at(params, path)
-        part = _divided(whole, spec, division)
-        cut = plan.partition(spec.axes)
-        partitions[path] = jax.tree.map(lambda array, cut=cut: _fitting(array, cut, plan), part)
-        leaves[path] = jax.tree.map(
-            lambda array, cut: jax.device_put(array, NamedSharding(mesh, cut)), part, partitions[path]
-        )
-    specs = model.param_specs(config)
+def spread_over(plan: ShardingPlan, config: Any, devices: list[Any]) -> Spread:
+    """A model of this config over the first devices. ValueError for what cannot be cut so."""
+    division = division_of(plan, config)
     padded = dataclasses.replace(config, num_heads=len(division.heads.queries))
-    if has_kv_heads:
+    if _has_kv_heads(config):
         padded = dataclasses.replace(padded, num_kv_heads=len(division.heads.keys))
-    return (
-        Spread(plan=plan, mesh=mesh, config=padded, param_partitions=map_specs(specs, partitions)),
-        map_specs(specs, leaves),
-    )
+    return Spread(plan=plan, mesh=plan.mesh(devices), config=padded, division=division, param_partitions=None)
+
+
+def division_of(plan: ShardingPlan, config: Any) -> Division:
+    """How the parameters of a model of this config are made divisible. ValueError for what cannot be cut so."""
+    division = divide(plan, config.num_heads, config.num_kv_heads, has_kv_heads=_has_kv_heads(config))
+    _check(plan, config, division)
+    return division
+
+
+def _has_kv_heads(config: Any) -> bool:
+    return getattr(config, "mla", None) is None
 
 
 def _check(plan: ShardingPlan, config: Any, division: Division) -> None:
@@ -141,31 +149,6 @@ def _check(plan: ShardingPlan, config: Any, division: Division) -> None:
         raise ValueError(f"{moe.num_experts} experts cannot be dealt out to {plan.expert} devices in equal parts")
 
 
-def _at(params: Any, path: str) -> Any:
-    for key in path.split("."):
-        params = params[int(key)] if isinstance(params, tuple) else params[key]
-    return params
-
-
-def _divided(whole: Weight | Array, spec: ArraySpec, division: Division) -> Any:
-    """A parameter on the host with every axis divisible; written out where its inputs must be copied or filled up."""
-    indices = division.indices(spec)
-    part = jax.device_get(whole)
-    if isinstance(part, Weight) and indices[-1] is not None and not isinstance(part, Dense):
-        part = Dense(array=np.asarray(jax.device_get(part.decode())))
-    for axis, index in enumerate(indices):
-        if index is not None:
-            part = jax.tree.map(lambda array, index=index, axis=axis: taken(np.asarray(array), index, axis), part)
-    return part
-
-
-def _fitting(array: Any, cut: PartitionSpec, plan: ShardingPlan) -> PartitionSpec:
-    """The cut of one array of a weight; ValueError where blocks would have to be cut in two."""
-    sizes = {TENSOR: plan.tensor, EXPERT: plan.expert}
-    for axis, name in enumerate(cut):
-        if name is not None and array.shape[axis] % sizes[name]:
-            raise ValueError(
-                f"the packed blocks of a weight {array.shape} cannot be cut into {sizes[name]} parts; "
-                "--expand-weights always writes weights out"
-            )
-    return cut
+def _partition(array: jax.Array) -> PartitionSpec:
+    assert isinstance(array.sharding, NamedSharding), "a parameter does not lie on the mesh"
+    return array.sharding.spec

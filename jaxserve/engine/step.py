@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int32
 
 from jaxserve.engine.logits import SlotState
@@ -52,10 +52,10 @@ class Program:
         return replace(self, config=config, spread=spread)
 
     def with_params(self, params: Any) -> "Program":
-        """The program for parameters that were rearranged (stacked) where they lie."""
+        """The program for these parameters, which lie where it runs."""
         if self.spread is None:
             return self
-        return replace(self, spread=replace(self.spread, param_partitions=jax.tree.map(_partition, params)))
+        return replace(self, spread=self.spread.with_params(params))
 
     def new_cache(self, spec: CacheSpec, num_pages: int) -> Cache:
         """A cache of zeros where the program runs."""
@@ -72,11 +72,6 @@ class Program:
         if self.spread is not None:
             return self.spread.unembed(self.model, self.kernels, params, hidden)
         return self.model.unembed(params, self.config, self.kernels, hidden)
-
-
-def _partition(array: jax.Array) -> PartitionSpec:
-    assert isinstance(array.sharding, NamedSharding), "a parameter does not lie on the mesh"
-    return array.sharding.spec
 
 
 StepFunction = Callable[[Any, Cache, SlotState, Array], tuple[StepOutputs, Cache, SlotState]]

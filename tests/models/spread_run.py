@@ -20,9 +20,9 @@ import numpy as np  # noqa: E402
 from fixture_files import FIXTURES, LOGIT_STEP  # noqa: E402
 from parity import PAGE, golden, layout_of_one  # noqa: E402
 
-from jaxserve.engine.loading import LoadedModel, Recipe, load_model  # noqa: E402
+from jaxserve.engine.loading import Recipe, load_model, model_config  # noqa: E402
 from jaxserve.engine.progress import Silent  # noqa: E402
-from jaxserve.engine.spread import spread  # noqa: E402
+from jaxserve.engine.spread import spread_over  # noqa: E402
 from jaxserve.engine.step import Program, logits_of_tokens  # noqa: E402
 from jaxserve.kv_cache import cache_spec  # noqa: E402
 from jaxserve.offline import LLM  # noqa: E402
@@ -31,16 +31,18 @@ from pallas_kernels.kernels import XLA  # noqa: E402
 from sharding.plan import ShardingPlan  # noqa: E402
 
 
-def difference(loaded: LoadedModel, plan: ShardingPlan, want: dict[str, np.ndarray]) -> float:
+def difference(folder: Path, plan: ShardingPlan, want: dict[str, np.ndarray]) -> float:
     prompt = int(want["all_logits_prompt"])
     length = int(want["lengths"][prompt])
-    over, params = spread(plan, loaded.model, loaded.config, loaded.params, jax.devices())
+    over = spread_over(plan, model_config(folder), jax.devices())
+    loaded = load_model(folder, Recipe(layout="expanded", dtype="float32"), Silent(), over.placement)
+    over = over.with_params(loaded.params)
     program = Program(model=loaded.model, config=over.config, kernels=XLA, dtype="float32", spread=over)
     pages = -(-length // PAGE)
     cache = program.new_cache(cache_spec(over.config, PAGE, "float32"), pages)
     ids = jnp.asarray(want["input_ids"][prompt, :length], jnp.int32)
     logits, _ = jax.jit(lambda *arguments: logits_of_tokens(program, *arguments))(
-        params, cache, ids, layout_of_one(0, length, pages)
+        loaded.params, cache, ids, layout_of_one(0, length, pages)
     )
     return float(np.abs(np.asarray(logits) - want["all_logits"][:length]).max()) - LOGIT_STEP / 2
 
@@ -60,12 +62,11 @@ def draws_the_same(folder: Path, plan: ShardingPlan, want: dict[str, np.ndarray]
 if __name__ == "__main__":
     folder = FIXTURES / "models" / sys.argv[1]
     want = golden(folder)
-    loaded = load_model(folder, Recipe(layout="expanded", dtype="float32"), Silent())
     for text in sys.argv[2:]:
         sizes, _, whole_engine = text.partition(":")
         tensor, expert = map(int, sizes.split("x"))
         plan = ShardingPlan(tensor=tensor, expert=expert)
-        found = {"plan": sizes, "difference": difference(loaded, plan, want)}
+        found = {"plan": sizes, "difference": difference(folder, plan, want)}
         if whole_engine:
             found["greedy"] = draws_the_same(folder, plan, want)
         print(json.dumps(found), flush=True)
