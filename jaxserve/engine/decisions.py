@@ -289,7 +289,7 @@ class Decisions:
         reason = "--max-model-len" if self.config.max_model_len else "the model's"
         max_model_len = self._note("max_model_len", reach, reason if wanted_len <= reach else "what the KV pages hold")
         size = f"{budget.num_pages:,} pages, {budget.num_bytes:,} bytes"
-        in_groups = "" if need.num_tables == 1 else f"; the same tokens take {need.num_tables}, one for each group"
+        in_groups = "" if need.num_tables == 1 else f"; a token takes {need.num_tables} at first, one for each group"
         self._note("kv_pages", size, f"{budget.reason}{in_groups}")
         return budget, max_model_len
 

@@ -40,7 +40,8 @@ def page_budget(
         flag = "--num-pages" if num_pages is not None else "--kv-cache-memory-bytes"
         raise ConfigError(f"{flag} asks for {asked_bytes:,} bytes and the device has {total_bytes:,}; ask for fewer")
     if num_pages is not None:
-        return PageBudget(num_pages=num_pages, num_bytes=num_pages * page_bytes, reason="--num-pages")
+        reason = "--num-pages" if column_pages == 1 else f"--num-pages, for each of {column_pages} groups of layers"
+        return PageBudget(num_pages=num_pages, num_bytes=num_pages * page_bytes, reason=reason)
     budget, reason = (memory_bytes, "--kv-cache-memory-bytes") if memory_bytes is not None else free
     fitting = budget // page_bytes
     if fitting < column_pages:

@@ -18,7 +18,17 @@ class PagePool:
     cached page is taken for new content; set by the prefix cache.
     """
 
-    __slots__ = ("_cached", "_free", "_is_kept", "_num_cached", "_references", "_rest", "num_pages", "on_evict")
+    __slots__ = (
+        "_cached",
+        "_evicted_first",
+        "_free",
+        "_is_kept",
+        "_num_cached",
+        "_references",
+        "_rest",
+        "num_pages",
+        "on_evict",
+    )
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -27,6 +37,7 @@ class PagePool:
         self._free = list(range(num_pages - 1, -1, -1))
         self._is_kept = bytearray(num_pages)
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._evicted_first: OrderedDict[int, None] = OrderedDict()  # cached too, and taken before these
         self._num_cached = 0
         self._rest: dict[int, tuple[int, ...]] = {}  # first page of a set of several -> the others
 
@@ -63,7 +74,7 @@ class PagePool:
         needed."""
         free, num_pages = self._free, num_sets * size
         while len(free) < num_pages:
-            assert self._cached, f"{num_pages} pages wanted, {len(free)} available"
+            assert self._num_cached, f"{num_pages} pages wanted, {len(free)} available"
             self._evict_oldest()
         taken = [free.pop() for _ in range(num_sets)]
         for page in taken:
@@ -78,15 +89,16 @@ class PagePool:
             self._uncache(page)
         self._references[page] += 1
 
-    def release(self, page: int) -> None:
-        """One holder less; the last one leaves the page cached if it is kept, else free."""
+    def release(self, page: int, *, evict_first: bool = False) -> None:
+        """One holder less; the last one leaves the page cached if it is kept, else free. evict_first: before those
+        that were not, whenever they were used."""
         left = self._references[page] - 1
         assert left >= 0, f"page {page} released more often than held"
         self._references[page] = left
         if left:
             return
         if self._is_kept[page]:
-            self._cached[page] = None
+            (self._evicted_first if evict_first else self._cached)[page] = None
             self._num_cached += len(self.pages_of(page))
         else:
             self._set_free(page)
@@ -106,7 +118,7 @@ class PagePool:
         return len(self._free) - num_free
 
     def _uncache(self, page: int) -> None:
-        del self._cached[page]
+        del (self._cached if page in self._cached else self._evicted_first)[page]
         self._num_cached -= len(self.pages_of(page))
 
     def _set_free(self, page: int) -> None:
@@ -114,7 +126,7 @@ class PagePool:
         self._free += self._rest.pop(page, ())
 
     def _evict_oldest(self) -> None:
-        page = next(iter(self._cached))
+        page = next(iter(self._evicted_first or self._cached))
         self._is_kept[page] = 0
         self._uncache(page)
         self._set_free(page)
@@ -124,7 +136,7 @@ class PagePool:
     def check_invariants(self, expected_references: list[int]) -> None:
         """Asserts that the counts equal these and that every page is in exactly one state."""
         assert self._references == expected_references, "page references differ from what the requests hold"
-        free, first_cached = set(self._free), set(self._cached)
+        free, first_cached = set(self._free), {*self._cached, *self._evicted_first}
         cached = {page for first in first_cached for page in self.pages_of(first)}
         held = [page for page, count in enumerate(self._references) if count]
         running = {page for first in held for page in self.pages_of(first)}

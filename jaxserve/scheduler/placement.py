@@ -186,7 +186,7 @@ class Placement:
         pages = request.tables[kind]
         while request.next_left_at <= request.num_computed_tokens:
             index = request.num_left_pages
-            self._cache.release_page(request.cache_path, kind, pages[index], index)
+            self._cache.leave_page(request.cache_path, kind, pages[index], index)
             pages[index] = NO_PAGE
             request.num_left_pages = index + 1
             request.next_left_at = self._next_left_at(request)

@@ -146,12 +146,21 @@ class PrefixCache:
             path[-1].num_ends -= 1
             self._remove_unused(path[-1])
 
-    def release_page(self, path: list[Node], kind: int, page: int, index: int) -> None:
+    def leave_page(self, path: list[Node], kind: int, page: int, index: int) -> None:
+        """Gives back what a request holds at one index, whose page left the window.
+
+        It can still serve prompts that end or turn off the path within its reach. Where none has so far, it is evicted
+        before all others: a long generation would else put pages that nobody will want again before whole prompts.
+        """
+        in_reach = path[index + 1 : index + 1 + self._reaches[kind]]
+        self.release_page(path, kind, page, index, evict_first=all(len(node.children) <= 1 for node in in_reach))
+
+    def release_page(self, path: list[Node], kind: int, page: int, index: int, *, evict_first: bool = False) -> None:
         """Gives back what a request holds at one index for one kind of layers: its own page, and the equal one of the
         tree."""
-        self._pool.release(page)
+        self._pool.release(page, evict_first=evict_first)
         if index + 1 < len(path) and path[index + 1].pages[kind] != page:
-            self._pool.release(path[index + 1].pages[kind])
+            self._pool.release(path[index + 1].pages[kind], evict_first=evict_first)
 
     def reset(self) -> int:
         """Makes everything cached so far unmatchable; number of pages that became free."""

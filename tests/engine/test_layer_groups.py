@@ -150,7 +150,7 @@ def test_memory_is_what_was_computed(model):
         f"{held * page_bytes:,} bytes while more are generated, instead of {together * page_bytes:,}"
     )
     assert choices["kv_pages"].value == f"{built.num_pages:,} pages, {built.num_pages * page_bytes:,} bytes"
-    assert choices["kv_pages"].reason.endswith("; the same tokens take 3, one for each group")
+    assert choices["kv_pages"].reason.endswith("; a token takes 3 at first, one for each group")
     keeping = build_keeping(FIXTURES / "models" / "gemma2")
     assert built.num_pages < 3 * keeping.num_pages  # a page of the other is of three layers
     keeping.engine.close()
@@ -160,7 +160,9 @@ def test_a_given_number_of_pages_is_one_of_each_group():
     path = FIXTURES / "models" / "gemma2"
     built = build(path, num_pages=20, max_num_seqs=1)
     assert built.num_pages == 60
-    with pytest.raises(ConfigError, match=r"--max-model-len 320 needs 26 KV pages and there are 24 .* lower it to 288"):
+    with pytest.raises(
+        ConfigError, match=r"needs 26 KV pages and there are 24 \(--num-pages, for each of 3 groups.* lower it to 288"
+    ):
         build(path, num_pages=8)
     # 24 - 2 * 3 pages would do for 288 tokens, but a prompt would then be computed in very small chunks.
     assert build(path, num_pages=8, max_model_len=None).max_model_len == 8 * PAGE

@@ -112,6 +112,28 @@ def test_computing_a_cached_prefix_again_holds_no_page_twice(fake):
     assert scheduler.stats().num_running_pages == request.num_columns + 2 * request.num_held_pages
 
 
+@pytest.mark.parametrize("tables", [(1, 2), (0, 1)])
+def test_a_long_generation_does_not_drive_out_what_others_left(fake, tables):
+    """Pages that leave its window are taken again before those of a prompt that ended long before."""
+    scheduler, loop = mixed(fake, tables=tables, num_pages=130 if tables[0] else 40)
+    first = finish(loop, fake.request("first turn", [3] * 60, max_tokens=1))
+    finish(loop, fake.request("long", [9] * 10, max_tokens=200))
+    assert scheduler.stats().num_free_pages < 5
+    second = finish(loop, fake.request("second turn", [*first.token_ids, 1, 2], max_tokens=1))
+    assert second.num_cached_tokens == 60
+
+
+@pytest.mark.parametrize("tables", [(1, 2), (0, 1)])
+def test_a_prefix_where_prompts_part_stays_for_the_third(fake, tables):
+    scheduler, loop = mixed(fake, tables=tables, num_pages=110 if tables[0] else 30)
+    shared = [1, 2, 3, 4] * 5
+    for name, other in (("first", 5), ("second", 6), ("third", 7)):
+        finish(loop, fake.request(f"long {name}", [other + 3] * 10, max_tokens=60))
+        request = finish(loop, fake.request(name, shared + [other] * 60, max_tokens=1))
+        assert scheduler.stats().num_free_pages < 5 or name == "first"
+    assert request.num_cached_tokens == 20
+
+
 def test_sets_of_pages_live_and_die_together():
     pool = PagePool(7)
     first, second = pool.take(2, 3)
