@@ -74,6 +74,11 @@ class Decisions:
                 f"{plan} needs {plan.num_devices} devices and jax sees {num_devices}; on a CPU "
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={plan.num_devices} makes virtual ones"
             )
+        if jax.process_count() > 1 and plan.num_devices != num_devices:
+            raise ConfigError(
+                f"{plan} has {plan.num_devices} devices and the {jax.process_count()} hosts have {num_devices}: "
+                "a plan over several hosts must use them all"
+            )
         if plan.num_devices == 1:
             self._note("plan", "one device", reason)
             return None
@@ -334,5 +339,5 @@ def device_memory_bytes(device: Any) -> int:
 
 
 def first_device() -> Any:
-    """The device this version runs on."""
-    return jax.devices()[0]
+    """The first device of this host."""
+    return jax.local_devices()[0]
