@@ -86,8 +86,9 @@ class EngineConfig:
             self.tensor_parallel_size or self.expert_parallel_size or self.data_parallel_size
         ):
             raise ConfigError(f"--plan {self.plan} states the sizes of the mesh: leave the parallel sizes out")
-        if self.plan is not None and not Path(self.plan).is_file():
-            raise ConfigError(f"--plan {self.plan}: no such file; it must be a TOML file with a table [mesh]")
+        if self.plan is not None and self.plan not in PLAN_NAMES and not Path(self.plan).is_file():
+            known = ", ".join(PLAN_NAMES)
+            raise ConfigError(f"--plan {self.plan}: neither {known} nor a TOML file with a table [mesh]")
 
     def _check_hosts(self) -> None:
         if self.coordinator is None and self.num_hosts is None and self.host_id is None:
@@ -120,6 +121,7 @@ _MINIMUMS = (
     ("host_timeout", 1),
 )
 _SWITCHES = ("enable_prefix_caching", "overlap", "deterministic")
+PLAN_NAMES = ("tensor", "expert", "data")  # sharding.plan.PRESETS, which is not imported: it brings jax along
 _PATHS = ("cache_dir", "compilation_cache_dir")
 _CHOICES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dtype", ("auto", "float32", "bfloat16")),

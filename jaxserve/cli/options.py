@@ -204,7 +204,7 @@ ENGINE_FLAGS: dict[str, Flag] = {
     "kernels": Flag(help="Implementation of attention and quantized products."),
     "cpu_level": Flag(help="Instructions the CPU kernels may use, for comparing; auto takes the best this CPU has."),
     "expand_weights": Flag(help="Whether packed weights are written out at load."),
-    "plan": Flag(help="Sharding plan: a TOML file with a table [mesh], tensor and expert being its sizes."),
+    "plan": Flag(help="Sharding plan: tensor, expert or data (all devices along that axis), or a TOML file."),
     "tensor_parallel_size": _number(
         "Devices that share heads, widths and the vocabulary.", "--tensor-parallel-size", "-tp"
     ),
