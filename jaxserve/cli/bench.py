@@ -15,6 +15,7 @@ from jaxserve.bench.report import Report
 from jaxserve.bench.workload import Dataset, Workload
 from jaxserve.cli.bench_against import Opponent, PeerServer, compare_servers
 from jaxserve.cli.bench_divergence import divergence
+from jaxserve.cli.bench_experts import experts
 from jaxserve.cli.bench_peers import peers
 from jaxserve.cli.options import ENGINE_FLAGS, OptionGroup, engine_options, takes
 from jaxserve.cli.terminal import print_json
@@ -24,6 +25,7 @@ from jaxserve.errors import ConfigError
 app = typer.Typer(help="Measure the engine. Without a command: batching, prefix, host and startup.")
 app.command()(peers)
 app.command()(divergence)
+app.command()(experts)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 NumPrompts = Annotated[int, typer.Option(min=1, help="Requests.")]
