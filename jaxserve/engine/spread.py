@@ -108,26 +108,63 @@ class Spread:
 
 def spread(plan: ShardingPlan, model: Model, config: Any, params: Any, devices: list[Any]) -> tuple[Spread, Any]:
     """The model over the first devices, and its parameters there. ValueError for what cannot be cut so."""
-    has_kv_heads = getattr(config, "mla", None) is None
-    division = divide(plan, config.num_heads, config.num_kv_heads, has_kv_heads=has_kv_heads)
-    _check(plan, config, division)
+
+    def part(path: str, spec: ArraySpec, division: Division) -> Any:
+        return _divided(_at(params, path), spec, division)
+
+    return _arranged(plan, model, config, devices, part, jax.device_put)
+
+
+def described_spread(
+    plan: ShardingPlan, model: Model, config: Any, weight_of: Callable[[str, ArraySpec], Any], devices: list[Any]
+) -> tuple[Spread, Any]:
+    """As `spread`, of parameters that are shapes and types only; the devices may be described ones as well.
+
+    weight_of: a parameter, by its path, with a jax.ShapeDtypeStruct in place of each array.
+    """
+
+    def part(path: str, spec: ArraySpec, division: Division) -> Any:
+        return _described_division(weight_of(path, spec), spec, division)
+
+    def place(array: Any, sharding: NamedSharding) -> Any:
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+    return _arranged(plan, model, config, devices, part, place)
+
+
+def _arranged(
+    plan: ShardingPlan,
+    model: Model,
+    config: Any,
+    devices: list[Any],
+    part_of: Callable[[str, ArraySpec, Division], Any],
+    place: Callable[[Any, NamedSharding], Any],
+) -> tuple[Spread, Any]:
+    division = model_division(plan, config)
     mesh, leaves, partitions = plan.mesh(devices), {}, {}
-    for path, spec in paths(model.param_specs(config)).items():
-        whole = _at(params, path)
-        part = _divided(whole, spec, division)
+    specs = model.param_specs(config)
+    for path, spec in paths(specs).items():
+        part = part_of(path, spec, division)
         cut = plan.partition(spec.axes)
         partitions[path] = jax.tree.map(lambda array, cut=cut: _fitting(array, cut, plan), part)
         leaves[path] = jax.tree.map(
-            lambda array, cut: jax.device_put(array, NamedSharding(mesh, cut)), part, partitions[path]
+            lambda array, cut: place(array, NamedSharding(mesh, cut)), part, partitions[path]
         )
-    specs = model.param_specs(config)
     padded = dataclasses.replace(config, num_heads=len(division.heads.queries))
-    if has_kv_heads:
+    if getattr(config, "mla", None) is None:
         padded = dataclasses.replace(padded, num_kv_heads=len(division.heads.keys))
     return (
         Spread(plan=plan, mesh=mesh, config=padded, param_partitions=map_specs(specs, partitions)),
         map_specs(specs, leaves),
     )
+
+
+def model_division(plan: ShardingPlan, config: Any) -> Division:
+    """How the model's parameters are made divisible. ValueError for what cannot be cut so."""
+    has_kv_heads = getattr(config, "mla", None) is None
+    division = divide(plan, config.num_heads, config.num_kv_heads, has_kv_heads=has_kv_heads)
+    _check(plan, config, division)
+    return division
 
 
 def _check(plan: ShardingPlan, config: Any, division: Division) -> None:
@@ -157,6 +194,20 @@ def _divided(whole: Weight | Array, spec: ArraySpec, division: Division) -> Any:
         if index is not None:
             part = jax.tree.map(lambda array, index=index, axis=axis: taken(np.asarray(array), index, axis), part)
     return part
+
+
+def _described_division(whole: Any, spec: ArraySpec, division: Division) -> Any:
+    """What `_divided` makes of a parameter, as shapes."""
+    indices = division.indices(spec)
+    if isinstance(whole, Weight) and indices[-1] is not None and not isinstance(whole, Dense):
+        whole = Dense(array=jax.ShapeDtypeStruct(whole.shape, np.float32))
+    sizes = {axis: len(index) for axis, index in enumerate(indices) if index is not None}
+
+    def divided(array: Any) -> Any:
+        shape = tuple(sizes.get(axis, size) for axis, size in enumerate(array.shape))
+        return jax.ShapeDtypeStruct(shape, array.dtype)
+
+    return jax.tree.map(divided, whole)
 
 
 def _fitting(array: Any, cut: PartitionSpec, plan: ShardingPlan) -> PartitionSpec:

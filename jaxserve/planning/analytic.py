@@ -1,0 +1,133 @@
+"""What a plan puts on one device and makes it do, by arithmetic on the model's specs alone: no compiler, no device."""
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxserve.engine.spread import model_division
+from jaxserve.kv_cache import CacheSpec, cache_spec
+from jaxserve.planning.described_model import DescribedModel
+from jaxserve.planning.request import PlanRequest
+from pallas_kernels.paged_attention.xla import BLOCK, TILE
+from sharding.roofline import experts_met
+from sharding.spec import ArraySpec, paths
+
+_UNUSED = "mtp."  # modules that this version loads and no step runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightPart:
+    """One parameter on one device: its arrays' shapes there, and their bytes."""
+
+    path: str
+    spec: ArraySpec
+    shapes: tuple[tuple[int, ...], ...]
+    num_bytes: int
+
+    @property
+    def stack(self) -> str:
+        """The name it shares with the same parameter of other layers."""
+        return re.sub(r"^layers\.\d+", "layers", self.path)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a step reads it."""
+        return not self.path.startswith(_UNUSED)
+
+
+def weight_parts(request: PlanRequest, described: DescribedModel) -> list[WeightPart]:
+    """Every parameter as one device holds it: each axis cut into the plan's parts, after filling up what does not
+    divide. ValueError for what cannot be cut so."""
+    plan, config = request.plan, described.config
+    division = model_division(plan, config)
+    expanded_to = request.dtype if request.where.platform == "cpu" else None
+    parts = []
+    for path, spec in paths(described.model.param_specs(config)).items():
+        grown = {axis: len(index) for axis, index in enumerate(division.indices(spec)) if index is not None}
+        is_written_out = grown.get(len(spec.shape) - 1) is not None and described.is_packed(path, spec, expanded_to)
+        weight = described.weight(path, spec, "float32" if is_written_out else expanded_to)
+        shapes, num_bytes = [], 0
+        for leaf in jax.tree.leaves(weight):
+            sizes = [grown.get(axis, size) for axis, size in enumerate(leaf.shape)]
+            shape = tuple(size // plan.size(axis) for size, axis in zip(sizes, spec.axes, strict=True))
+            shapes.append(shape)
+            num_bytes += math.prod(shape) * leaf.dtype.itemsize
+        parts.append(WeightPart(path=path, spec=spec, shapes=tuple(shapes), num_bytes=num_bytes))
+    return parts
+
+
+def stack_bytes(parts: list[WeightPart]) -> dict[str, int]:
+    """Bytes of each parameter over all layers."""
+    found: dict[str, int] = {}
+    for part in parts:
+        found[part.stack] = found.get(part.stack, 0) + part.num_bytes
+    return found
+
+
+def device_cache_spec(request: PlanRequest, described: DescribedModel) -> CacheSpec:
+    """The cache of one device's part of the heads; latents are on every device."""
+    config = described.config
+    heads = len(model_division(request.plan, config).heads.keys)
+    if getattr(config, "mla", None) is None:
+        config = dataclasses.replace(config, num_kv_heads=heads // request.plan.tensor)
+    return cache_spec(config, request.page_size, request.cache_dtype)
+
+
+def bytes_per_token(spec: CacheSpec) -> float:
+    """Of the cache, over all layers."""
+    return spec.page_bytes / spec.page_size
+
+
+def cache_bytes(request: PlanRequest, spec: CacheSpec) -> int:
+    """Of every sequence at its full length."""
+    return request.batch * -(-request.context // spec.page_size) * spec.page_bytes
+
+
+def seen_share(config: Any, context: int) -> float:
+    """The part of a context that a token at its end attends to, over all layers: less than 1 with windows."""
+    windows = getattr(config, "windows", ())
+    if not windows:
+        return 1.0
+    return sum(min(window or context, context) for window in windows) / len(windows) / context
+
+
+def keys_of_decode(config: Any, batch: int, context: int) -> float:
+    """Tokens of the cache that a step reads: every sequence's context."""
+    return batch * context * seen_share(config, context)
+
+
+def keys_of_prefill(config: Any, num_tokens: int, context: int) -> float:
+    """The same of a chunk: every tile reads what stands before it, half the context on average."""
+    return num_tiles(num_tokens) * context / 2 * seen_share(config, context)
+
+
+def block_trips(config: Any, context: float) -> float:
+    """Blocks of keys that attention walks for one row."""
+    return max(1.0, context * seen_share(config, max(1, int(context))) / BLOCK)
+
+
+def num_tiles(num_tokens: int) -> int:
+    """Tiles of queries of a prefill."""
+    return math.ceil(num_tokens / TILE)
+
+
+def read_weight_bytes(parts: list[WeightPart], described: DescribedModel, num_tokens: int, *, all_experts: bool) -> float:
+    """Bytes of weights that a step of so many tokens reads on one device: rows of the embedding, the experts that are
+    met (all of them where the kernel multiplies with all), everything else once."""
+    moe = getattr(described.config, "moe", None)
+    is_tied = not any(part.path == "unembed" for part in parts)
+    total = 0.0
+    for part in parts:
+        if not part.is_used:
+            continue
+        share = 1.0
+        if part.path == "embed" and not is_tied:
+            share = min(1.0, num_tokens / part.spec.shape[0])
+        elif "experts" in part.spec.axes and moe is not None and not all_experts:
+            share = experts_met(moe.num_experts, num_tokens, moe.routing.num_chosen) / moe.num_experts
+        total += share * part.num_bytes
+    return total

@@ -1,0 +1,67 @@
+"""What is asked of a plan, as plain data that one process can hand to another."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxserve.errors import ConfigError
+from sharding.plan import ShardingPlan
+from sharding.topology import Topology, read_topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """One model, one topology, one plan. context: tokens of a sequence; batch: sequences at once. num_tokens: tokens
+    of a prefill step, the engine's own limit where None. weights: format of matrices, as `jaxserve convert` names it,
+    the file's where None."""
+
+    model: str
+    topology: str
+    tensor: int
+    expert: int
+    context: int
+    batch: int
+    num_tokens: int | None = None
+    weights: str | None = None
+    kv_cache_dtype: str = "auto"
+    page_size: int = 16
+
+    @property
+    def where(self) -> Topology:
+        return read_topology(self.topology)
+
+    @property
+    def plan(self) -> ShardingPlan:
+        return ShardingPlan(tensor=self.tensor, expert=self.expert)
+
+    @property
+    def dtype(self) -> str:
+        """Of activations: the engine's choice for the platform."""
+        return "float32" if self.where.platform == "cpu" else "bfloat16"
+
+    @property
+    def cache_dtype(self) -> str:
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    def check(self) -> None:
+        """Raises ConfigError for what no model could make right."""
+        for name in ("context", "batch", "page_size", "tensor", "expert"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if self.num_tokens is not None and self.num_tokens < self.batch:
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.num_tokens} is below --batch {self.batch}: "
+                "a step must hold one token of every sequence"
+            )
+        if self.plan.num_devices > self.where.num_devices:
+            raise ConfigError(
+                f"{self.plan} needs {self.plan.num_devices} devices and {self.where} has {self.where.num_devices}"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "PlanRequest":
+        return cls(**values)
