@@ -68,6 +68,16 @@ def stack_bytes(parts: list[WeightPart]) -> dict[str, int]:
     return found
 
 
+def whole_shapes(request: PlanRequest, part: WeightPart) -> list[tuple[int, ...]]:
+    """The shapes that a device's part would have if all parts, or those of one mesh axis, were put together."""
+    found = []
+    for shape in part.shapes:
+        sizes = [request.plan.size(axis) for axis in part.spec.axes]
+        whole = tuple(size * parts for size, parts in zip(shape, sizes, strict=True))
+        found += [whole, *((parts, *shape) for parts in sizes if parts > 1)]
+    return [shape for shape in found if math.prod(shape) > math.prod(part.shapes[0])]
+
+
 def device_cache_spec(request: PlanRequest, described: DescribedModel) -> CacheSpec:
     """The cache of one device's part of the heads; latents are on every device."""
     config = described.config

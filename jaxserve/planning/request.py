@@ -59,6 +59,17 @@ class PlanRequest:
                 f"{self.plan} needs {self.plan.num_devices} devices and {self.where} has {self.where.num_devices}"
             )
 
+    def check_model(self, config: Any) -> None:
+        """Raises ConfigError for what this model cannot do."""
+        if self.context > config.max_position:
+            raise ConfigError(
+                f"--context {self.context:,} exceeds the {config.max_position:,} positions the model was made for"
+            )
+
+    def spread_over(self, tensor: int, expert: int) -> "PlanRequest":
+        """The same with another plan."""
+        return dataclasses.replace(self, tensor=tensor, expert=expert)
+
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

@@ -63,7 +63,7 @@ def step_programs(request: PlanRequest, described: DescribedModel, devices: Sequ
     if not is_cpu:
         params = {**params, "layers": stack_layers(params["layers"], _described_stack)}
         program = program.with_params(params)
-    prefill, decode = _shapes(request, spec.page_size)
+    prefill, decode = step_shapes_of(request)
     num_pages = request.batch * -(-request.context // spec.page_size)
     make = partial(empty_cache, spec, num_pages, kernels)
     state = jax.eval_shape(lambda: empty_state(request.batch, request.context))
@@ -82,14 +82,14 @@ def step_programs(request: PlanRequest, described: DescribedModel, devices: Sequ
     )
 
 
-def _shapes(request: PlanRequest, page_size: int) -> tuple[StepShape, StepShape]:
+def step_shapes_of(request: PlanRequest) -> tuple[StepShape, StepShape]:
     """The engine's largest step, whose temporary bytes it makes room for, and the one of `batch` decodes."""
     default = (CPU_LIMITS if request.where.platform == "cpu" else ACCELERATOR_LIMITS)[1]
     shapes = step_shapes(
         max_num_seqs=request.batch,
         max_num_batched_tokens=request.num_tokens or max(default, request.batch),
         max_prefills=MAX_PREFILLS,
-        max_pages=-(-request.context // page_size),
+        max_pages=-(-request.context // request.page_size),
         deterministic=False,
     )
     return shapes[-1], choose_shape(shapes, request.batch, 0, 0)

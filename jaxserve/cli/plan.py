@@ -1,0 +1,138 @@
+"""`jaxserve plan`: whether a model fits devices that are not there, how fast it would run, and what it would cost."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jaxserve.cli.options import CACHE_DIR_HELP, model_cache
+from jaxserve.cli.terminal import note, print_json
+from jaxserve.cli.values import human_number
+from jaxserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxserve.planning.request import PlanRequest
+
+MODEL_HELP = "A folder, a .gguf file, a config.json alone, a catalog name, or hf:ORG/REPO."
+TOPOLOGY_HELP = "Devices: v5e:4x4, v5p:4x4x8, v6e:16x16, tpu7x:2x2x1, h200:8, h200:2x8 (nodes x GPUs), b200:8, cpu:8."
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)],
+    topology: Annotated[str, typer.Option(help=TOPOLOGY_HELP)],
+    plan_: Annotated[str | None, typer.Option("--plan", help="A TOML file with a table [mesh].")] = None,
+    tensor: Annotated[
+        int | None, typer.Option("--tensor-parallel-size", "-tp", help="Devices that share heads, widths, vocabulary.")
+    ] = None,
+    expert: Annotated[
+        int | None, typer.Option("--expert-parallel-size", "-ep", help="Devices that experts are dealt out to.")
+    ] = None,
+    search: Annotated[bool, typer.Option("--search", help="Rank all plans, compile the best --top of them.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="Plans that --search compiles.")] = 3,
+    context: Annotated[
+        int | None, typer.Option(parser=human_number, metavar="NUMBER", help="Tokens of a sequence [default: 4K]")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 32,
+    price: Annotated[float | None, typer.Option(min=0.0, help="Of a chip or GPU, per hour.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Format of matrices (bf16, q8_0, ...); default: the file's.")] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or int8.")] = "auto",
+    page_size: Annotated[int, typer.Option(min=1, help="Tokens per KV page.")] = 16,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(parser=human_number, metavar="NUMBER", help="Tokens of a prefill step.")
+    ] = None,
+    time_limit: Annotated[float, typer.Option(min=1.0, help="Seconds that compiling one plan may take.")] = 120.0,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a PNG: memory and time per plan.")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help=CACHE_DIR_HELP)] = None,
+) -> None:
+    """Compile the engine's programs for devices that are not there: what fits, what moves, tokens/s, cost."""
+    if plan_ is not None and (tensor or expert):
+        raise ConfigError(f"--plan {plan_} states the sizes of the mesh: leave the parallel sizes out")
+    if search and (plan_ or tensor or expert):
+        raise ConfigError("--search tries every plan: leave --plan and the parallel sizes out")
+    from checkpoints.hub import resolve
+    from jaxserve.planning.plot import check_plotting
+
+    if plot is not None:
+        check_plotting(plot)
+    path = resolve(model, cache_dir=model_cache(cache_dir))
+    sizes = _sizes(plan_, tensor, expert)
+    request = _request(
+        model=str(path), topology=topology, tensor=sizes[0], expert=sizes[1], context=context or 4096, batch=batch,
+        num_tokens=max_num_batched_tokens, weights=weights, kv_cache_dtype=kv_cache_dtype, page_size=page_size,
+    )  # fmt: skip
+    reports = _reports(request, is_chosen=sizes != (0, 0), num_compiled=top if search else 1, time_limit=time_limit, price=price)
+    _show(reports, json_, plot, has_many=search)
+
+
+def _sizes(plan: str | None, tensor: int | None, expert: int | None) -> tuple[int, int]:
+    """The mesh that was named; zeros where none was."""
+    if plan is None:
+        return (0, 0) if tensor is None and expert is None else (tensor or 1, expert or 1)
+    from sharding.plan import read_plan
+
+    try:
+        found = read_plan(Path(plan))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--plan {plan}: {error}") from error
+    return found.tensor, found.expert
+
+
+def _request(**values: Any) -> "PlanRequest":
+    from jaxserve.planning.request import PlanRequest
+    from sharding.topology import check_compiler
+
+    request = PlanRequest(**{**values, "tensor": values["tensor"] or 1, "expert": values["expert"] or 1})
+    try:
+        check_compiler(request.where)
+    except ValueError as error:
+        raise ConfigError(f"--topology {error}") from error
+    request.check()
+    return request
+
+
+def _reports(
+    request: "PlanRequest", *, is_chosen: bool, num_compiled: int, time_limit: float, price: float | None
+) -> list[dict[str, Any]]:
+    """Reports of the plan that was named, or of all in the order of their estimates, the first of them compiled."""
+    from jaxserve.planning.described_model import describe_model
+    from jaxserve.planning.plans import compile_plan
+    from jaxserve.planning.report import plan_report, planned
+    from jaxserve.planning.search import ranked_plans
+
+    described = describe_model(Path(request.model), request.weights)
+    request.check_model(described.config)
+    try:
+        plans = [planned(request, described)] if is_chosen else ranked_plans(request, described)
+    except ValueError as error:
+        raise ConfigError(f"{request.plan}: {error}") from error
+    reports = []
+    for number, each in enumerate(plans):
+        is_compiled = number < num_compiled
+        if is_compiled:
+            note(f"compiling {each.request.plan} for {request.where} ...")
+        facts = compile_plan(each.request, os.environ, time_limit) if is_compiled else {}
+        reports.append(plan_report(each, facts, price))
+    return reports
+
+
+def _show(reports: list[dict[str, Any]], as_json: bool, plot: Path | None, *, has_many: bool) -> None:
+    from jaxserve.cli.plan_tables import print_plan, print_plans
+    from jaxserve.planning.plot import write_plot
+
+    compiled = [report for report in reports if _was_tried(report)]
+    if plot is not None:
+        write_plot(compiled, plot)
+        note(f"wrote {plot}")
+    if as_json:
+        print_json({"plans": reports} if has_many else reports[0])
+        return
+    for report in compiled:
+        print_plan(report)
+    if has_many:
+        print_plans(reports)
+
+
+def _was_tried(report: dict[str, Any]) -> bool:
+    return any((report["is_compiled"], report["failure"], report["refusal"]))

@@ -1,0 +1,44 @@
+"""The smallest change that would make a plan fit, by arithmetic on weights and cache."""
+
+from typing import TYPE_CHECKING
+
+from jaxserve.planning import analytic
+
+if TYPE_CHECKING:
+    from jaxserve.planning.report import Planned
+
+MAX_FACTOR = 1024
+
+
+def advice(plan: "Planned", room_bytes: int) -> str:
+    """What to change, in one line. room_bytes: what is left for the cache beside everything else."""
+    request, spec = plan.request, plan.spec
+    pages = room_bytes // spec.page_bytes
+    sequence_pages = -(-request.context // spec.page_size)
+    more = _more_devices(plan, room_bytes)
+    if pages >= sequence_pages:
+        fewer = f"--batch {min(request.batch - 1, pages // sequence_pages)}"
+    elif pages >= 1:
+        fewer = f"--batch 1 --context {pages * spec.page_size}"
+    else:
+        return f"not even one page of cache is left beside the weights: {more}"
+    return f"fewer tokens, {fewer}; or {more}"
+
+
+def _more_devices(plan: "Planned", room_bytes: int) -> str:
+    """The fewest devices, in multiples of those of the plan, whose share of weights and cache fits."""
+    request = plan.request
+    others = plan.capacity_bytes - room_bytes - plan.weights_bytes  # temporary bytes and the like
+    factor = 2
+    while factor <= MAX_FACTOR:
+        for tensor, expert in ((request.tensor * factor, request.expert), (request.tensor, request.expert * factor)):
+            larger = request.spread_over(tensor, expert)
+            try:
+                weights = sum(part.num_bytes for part in analytic.weight_parts(larger, plan.described))
+                spec = analytic.device_cache_spec(larger, plan.described)
+            except ValueError:
+                continue
+            if weights + analytic.cache_bytes(larger, spec) + others <= plan.capacity_bytes:
+                return f"{tensor * expert} devices, -tp {tensor} -ep {expert}"
+        factor *= 2
+    return "weights in fewer bits (--weights q8_0, q4_k)"
