@@ -190,7 +190,7 @@ class Decisions:
 
     def _geometry(self, model: Any, dtype: str) -> CacheSpec:
         try:
-            return cache_spec(model, self.config.page_size, dtype)
+            return cache_spec(model, self.config.page_size, dtype, self.device.platform)
         except ValueError as error:
             raise ConfigError(f"--kv-cache-dtype {dtype}: {error}") from error
 

@@ -84,7 +84,7 @@ def device_cache_spec(request: PlanRequest, described: DescribedModel) -> CacheS
     heads = len(model_division(request.plan, config).heads.keys)
     if getattr(config, "mla", None) is None:
         config = dataclasses.replace(config, num_kv_heads=heads // request.plan.tensor)
-    return cache_spec(config, request.page_size, request.cache_dtype)
+    return cache_spec(config, request.page_size, request.cache_dtype, request.where.platform)
 
 
 def bytes_per_token(spec: CacheSpec) -> float:

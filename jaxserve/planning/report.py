@@ -69,7 +69,6 @@ def plan_report(plan: Planned, facts: Mapping[str, Any], price: float | None) ->
     fits = memory["total_bytes"] <= memory["capacity_bytes"] and not (refusal and refusal["is_memory"])
     room = memory["capacity_bytes"] - memory["total_bytes"] + memory["kv_cache_bytes"]
     chips = request.plan.num_devices / where.device.devices_per_chip
-    seconds = [each["compile_seconds"] for each in compiled]
     return {
         "model": request.model,
         "num_parameters": plan.described.num_parameters,
@@ -96,7 +95,7 @@ def plan_report(plan: Planned, facts: Mapping[str, Any], price: float | None) ->
             for kind, name in (("input", "prefill"), ("output", "decode"))
         },
         "price_per_chip_hour": price,
-        "compile_seconds": sum(seconds) if seconds else None,
+        "compile_seconds": facts.get("compile_seconds"),
         "host_memory_bytes": facts.get("host_memory_bytes"),
         "warnings": _doubts(plan, facts),
     }

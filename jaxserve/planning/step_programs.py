@@ -55,7 +55,7 @@ def step_programs(request: PlanRequest, described: DescribedModel, devices: Sequ
     weight_of = partial(described.weight, expanded_to=request.dtype if is_cpu else None)
     try:
         over, params = described_spread(request.plan, described.model, described.config, weight_of, list(devices))
-        spec = cache_spec(over.config, request.page_size, request.cache_dtype)
+        spec = cache_spec(over.config, request.page_size, request.cache_dtype, request.where.platform)
     except ValueError as error:
         raise ConfigError(f"{request.plan}: {error}") from error
     kernels, _ = kernels_for("auto", request.where.platform)
