@@ -27,9 +27,7 @@ def matmul_flops(jaxpr: Jaxpr, *, trips: Trips, ragged_rows: Callable[[int, int]
             total += _ragged_flops(eqn, ragged_rows)
             continue
         is_open = eqn.primitive.name == "while"
-        inner = [
-            matmul_flops(sub, trips=trips, ragged_rows=ragged_rows, depth=depth + is_open) for sub in _bodies(eqn)
-        ]
+        inner = [matmul_flops(sub, trips=trips, ragged_rows=ragged_rows, depth=depth + is_open) for sub in _bodies(eqn)]
         if not any(inner):
             continue
         if eqn.primitive.name == "cond":

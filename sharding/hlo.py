@@ -110,7 +110,7 @@ def _bits(kind: str) -> int:
 
 
 def _bytes(hlo_type: str) -> float:
-    return sum(math.prod(shape) * _bits(kind) / 8 for kind, shape in array_shapes(hlo_type))
+    return sum((math.prod(shape) * _bits(kind) / 8 for kind, shape in array_shapes(hlo_type)), 0.0)
 
 
 def _computations(hlo: str) -> tuple[dict[str, list[_Instruction]], str]:

@@ -51,15 +51,14 @@ def step_time(work: StepWork, device: DeviceKind, dtype: str) -> StepTime:
     )
 
 
-def decode_ceiling(weight_bytes: float, device: DeviceKind) -> float:
+def decode_ceiling(weight_bytes: int, device: DeviceKind) -> float:
     """Tokens per second of one sequence where every weight is read for every token: the rule of thumb."""
     return device.memory_bytes_per_second / weight_bytes
 
 
-def experts_met(num_experts: int, num_draws: float, num_chosen: int) -> float:
-    """How many of these experts a step reads on average, if each of `num_draws` tokens draws `num_chosen` of all
-    experts evenly. num_experts: of all devices."""
-    return num_experts * (1 - (1 - num_chosen / num_experts) ** num_draws)
+def experts_met(num_experts: int, num_tokens: int, num_chosen: int) -> float:
+    """How many of all experts a step reads on average, if each of its tokens draws `num_chosen` of them evenly."""
+    return num_experts * (1 - (1 - num_chosen / num_experts) ** num_tokens)
 
 
 def cost_per_million(price_per_hour: float, num_chips: int, tokens_per_second: float) -> float:

@@ -35,7 +35,9 @@ def plan(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 32,
     price: Annotated[float | None, typer.Option(min=0.0, help="Of a chip or GPU, per hour.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Format of matrices (bf16, q8_0, ...); default: the file's.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Format of matrices (bf16, q8_0, ...); default: the file's.")
+    ] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or int8.")] = "auto",
     page_size: Annotated[int, typer.Option(min=1, help="Tokens per KV page.")] = 16,
     max_num_batched_tokens: Annotated[
@@ -62,7 +64,9 @@ def plan(
         model=str(path), topology=topology, tensor=sizes[0], expert=sizes[1], context=context or 4096, batch=batch,
         num_tokens=max_num_batched_tokens, weights=weights, kv_cache_dtype=kv_cache_dtype, page_size=page_size,
     )  # fmt: skip
-    reports = _reports(request, is_chosen=sizes != (0, 0), num_compiled=top if search else 1, time_limit=time_limit, price=price)
+    reports = _reports(
+        request, is_chosen=sizes != (0, 0), num_compiled=top if search else 1, time_limit=time_limit, price=price
+    )
     _show(reports, json_, plot, has_many=search)
 
 
@@ -126,12 +130,17 @@ def _show(reports: list[dict[str, Any]], as_json: bool, plot: Path | None, *, ha
         write_plot(compiled, plot)
         note(f"wrote {plot}")
     if as_json:
-        print_json({"plans": reports} if has_many else reports[0])
+        print_json({**_best(compiled), "plans": reports} if has_many else reports[0])
         return
     for report in compiled:
         print_plan(report)
     if has_many:
         print_plans(reports)
+
+
+def _best(compiled: list[dict[str, Any]]) -> dict[str, Any]:
+    """The plan that fits and decodes fastest as compiled; the first where none fits."""
+    return max(compiled, key=lambda report: report["decode"]["tokens_per_second"] if report["fits"] else 0.0)
 
 
 def _was_tried(report: dict[str, Any]) -> bool:

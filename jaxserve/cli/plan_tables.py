@@ -8,8 +8,9 @@ from jaxserve.cli.terminal import visible_line
 
 PIPE_WIDTH = 140
 GIB = 2**30
+SHOWN_BYTES = GIB // 2000  # what is shown as 0.001
 MEMORY_ROWS = (
-    ("weights", "weights_bytes"), ("KV cache", "kv_cache_bytes"), ("state", "state_bytes"),
+    ("weights", "weights_bytes"), ("KV cache", "kv_cache_bytes"), ("state", "state_bytes"), ("inputs", "inputs_bytes"),
     ("layout padding", "padding_bytes"), ("temporary", "temp_bytes"), ("output", "output_bytes"),
     ("total", "total_bytes"), ("capacity (90% of memory)", "capacity_bytes"),
 )  # fmt: skip
@@ -22,7 +23,7 @@ def print_plan(report: dict[str, Any]) -> None:
     for line in _problems(report):
         console.print(visible_line(line))
     memory = report["per_device"]
-    rows = [(name, _gib(memory[key])) for name, key in MEMORY_ROWS if memory[key] or not _is_small(key)]
+    rows = [(name, _gib(memory[key])) for name, key in MEMORY_ROWS if memory[key] >= SHOWN_BYTES or not _is_small(key)]
     console.print(_table(("per device", "GiB"), rows))
     console.print(_table(("", "prefill", "decode"), _step_rows(report)))
     sent = [
@@ -39,7 +40,18 @@ def print_plan(report: dict[str, Any]) -> None:
 
 def print_plans(reports: Sequence[dict[str, Any]]) -> None:
     """One line a plan, best first."""
-    headings = ("plan", "figures", "fits", "weights GiB", "total GiB", "KV tokens", "decode ms", "tokens/s", "TTFT ms", "bound by")
+    headings = (
+        "plan",
+        "figures",
+        "fits",
+        "weights GiB",
+        "total GiB",
+        "KV tokens",
+        "decode ms",
+        "tokens/s",
+        "TTFT ms",
+        "bound by",
+    )
     rows = []
     for report in reports:
         memory, decode = report["per_device"], report["decode"]
@@ -57,7 +69,8 @@ def _headline(report: dict[str, Any]) -> str:
     devices = f"{used} of {report['num_devices']}" if used != report["num_devices"] else f"{used}"
     where = f"{report['topology']} ({devices} x {report['device']})"
     size = f"{report['num_parameters'] / 1e9:,.1f}B parameters"
-    return f"{report['model']}, {size}, on {where}, {_plan(report)}: {report['batch']} sequences of {report['context']:,} tokens"
+    load = f"{report['batch']} sequences of {report['context']:,} tokens"
+    return f"{report['model']}, {size}, on {where}, {_plan(report)}: {load}"
 
 
 def _problems(report: dict[str, Any]) -> list[str]:
@@ -87,8 +100,9 @@ def _step_rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _summary(report: dict[str, Any]) -> list[str]:
     lines = [
-        f"room for {report['kv_capacity_tokens']:,} tokens of cache at {report['kv_bytes_per_token'] / 1024:,.1f} KiB a "
-        f"token and device; first token of a prompt of {report['context']:,} after {report['ttft_seconds']:.3f} s at best"
+        f"room for {report['kv_capacity_tokens']:,} tokens of cache, {report['kv_bytes_per_token'] / 1024:,.1f} KiB of "
+        "each on every device",
+        f"first token of a prompt of {report['context']:,} after {report['ttft_seconds']:.3f} s at best",
     ]
     cost = report["cost_per_million_tokens"]
     if cost["input"] is not None:
@@ -113,7 +127,7 @@ def _fits(report: dict[str, Any]) -> str:
 
 
 def _is_small(key: str) -> bool:
-    return key in ("state_bytes", "padding_bytes", "output_bytes")
+    return key in ("state_bytes", "inputs_bytes", "padding_bytes", "output_bytes")
 
 
 def _gib(size: int) -> str:

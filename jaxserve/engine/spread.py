@@ -147,9 +147,7 @@ def _arranged(
         part = part_of(path, spec, division)
         cut = plan.partition(spec.axes)
         partitions[path] = jax.tree.map(lambda array, cut=cut: _fitting(array, cut, plan), part)
-        leaves[path] = jax.tree.map(
-            lambda array, cut: place(array, NamedSharding(mesh, cut)), part, partitions[path]
-        )
+        leaves[path] = jax.tree.map(lambda array, cut: place(array, NamedSharding(mesh, cut)), part, partitions[path])
     padded = dataclasses.replace(config, num_heads=len(division.heads.queries))
     if getattr(config, "mla", None) is None:
         padded = dataclasses.replace(padded, num_kv_heads=len(division.heads.keys))

@@ -13,6 +13,7 @@ from jaxserve.kv_cache import CacheSpec, cache_spec
 from jaxserve.planning.described_model import DescribedModel
 from jaxserve.planning.request import PlanRequest
 from pallas_kernels.paged_attention.xla import BLOCK, TILE
+from sharding.divide import Division
 from sharding.roofline import experts_met
 from sharding.spec import ArraySpec, paths
 
@@ -42,22 +43,29 @@ class WeightPart:
 def weight_parts(request: PlanRequest, described: DescribedModel) -> list[WeightPart]:
     """Every parameter as one device holds it: each axis cut into the plan's parts, after filling up what does not
     divide. ValueError for what cannot be cut so."""
-    plan, config = request.plan, described.config
-    division = model_division(plan, config)
+    division = model_division(request.plan, described.config)
+    specs = paths(described.model.param_specs(described.config))
+    return [_part(request, described, division, path, spec) for path, spec in specs.items()]
+
+
+def _part(
+    request: PlanRequest, described: DescribedModel, division: Division, path: str, spec: ArraySpec
+) -> WeightPart:
     expanded_to = request.dtype if request.where.platform == "cpu" else None
-    parts = []
-    for path, spec in paths(described.model.param_specs(config)).items():
-        grown = {axis: len(index) for axis, index in enumerate(division.indices(spec)) if index is not None}
-        is_written_out = grown.get(len(spec.shape) - 1) is not None and described.is_packed(path, spec, expanded_to)
-        weight = described.weight(path, spec, "float32" if is_written_out else expanded_to)
-        shapes, num_bytes = [], 0
-        for leaf in jax.tree.leaves(weight):
-            sizes = [grown.get(axis, size) for axis, size in enumerate(leaf.shape)]
-            shape = tuple(size // plan.size(axis) for size, axis in zip(sizes, spec.axes, strict=True))
-            shapes.append(shape)
-            num_bytes += math.prod(shape) * leaf.dtype.itemsize
-        parts.append(WeightPart(path=path, spec=spec, shapes=tuple(shapes), num_bytes=num_bytes))
-    return parts
+    indices = division.indices(spec)
+    if indices[-1] is not None and described.is_packed(path, spec, expanded_to):
+        expanded_to = "float32"  # rows of blocks are not filled up: the engine writes such a matrix out
+    shapes, num_bytes = [], 0
+    for leaf in jax.tree.leaves(described.weight(path, spec, expanded_to)):
+        sizes = list(leaf.shape)
+        for axis, (name, index) in enumerate(zip(spec.axes, indices, strict=True)):
+            size, parts = sizes[axis] if index is None else len(index), request.plan.size(name)
+            if size % parts:
+                raise ValueError(f"{path}: {size} blocks cannot be cut into {parts} parts; --weights bf16 has none")
+            sizes[axis] = size // parts
+        shapes.append(tuple(sizes))
+        num_bytes += math.prod(sizes) * leaf.dtype.itemsize
+    return WeightPart(path=path, spec=spec, shapes=tuple(shapes), num_bytes=num_bytes)
 
 
 def stack_bytes(parts: list[WeightPart]) -> dict[str, int]:
@@ -73,7 +81,7 @@ def whole_shapes(request: PlanRequest, part: WeightPart) -> list[tuple[int, ...]
     found = []
     for shape in part.shapes:
         sizes = [request.plan.size(axis) for axis in part.spec.axes]
-        whole = tuple(size * parts for size, parts in zip(shape, sizes, strict=True))
+        whole = tuple(size * parts for size, parts in zip(shape, sizes, strict=False))  # blocks have axes of their own
         found += [whole, *((parts, *shape) for parts in sizes if parts > 1)]
     return [shape for shape in found if math.prod(shape) > math.prod(part.shapes[0])]
 
@@ -125,7 +133,9 @@ def num_tiles(num_tokens: int) -> int:
     return math.ceil(num_tokens / TILE)
 
 
-def read_weight_bytes(parts: list[WeightPart], described: DescribedModel, num_tokens: int, *, all_experts: bool) -> float:
+def read_weight_bytes(
+    parts: list[WeightPart], described: DescribedModel, num_tokens: int, *, all_experts: bool
+) -> float:
     """Bytes of weights that a step of so many tokens reads on one device: rows of the embedding, the experts that are
     met (all of them where the kernel multiplies with all), everything else once."""
     moe = getattr(described.config, "moe", None)

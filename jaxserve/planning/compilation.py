@@ -93,11 +93,11 @@ def _trips(
     if name == "decode":
         return block_trips(config, request.context)
     if holds_loop:
-        return num_tiles(shape.chunk_tokens)
+        return float(num_tiles(shape.chunk_tokens))
     return block_trips(config, request.context / 2) if depth else 0.0
 
 
 def _ragged_rows(request: PlanRequest, num_rows: int, num_groups: int) -> float:
     """Rows times groups that are multiplied: a TPU's kernel takes each row once and skips those of experts elsewhere,
     XLA for GPUs and CPUs multiplies every row with every expert and drops what is not wanted."""
-    return num_rows / request.expert if request.where.platform == "tpu" else num_rows * num_groups
+    return num_rows / request.expert if request.where.platform == "tpu" else float(num_rows * num_groups)

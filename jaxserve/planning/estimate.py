@@ -35,7 +35,7 @@ def estimated_step(
     """One step of so many tokens, of which so many rows are unembedded. keys: pairs of a query and a key are counted
     as if every token read its share of these tokens of the cache."""
     config = described.config
-    flops = sum(_part_flops(request, config, part, num_tokens, num_rows) for part in parts if part.is_used)
+    flops = float(sum(_part_flops(request, config, part, num_tokens, num_rows) for part in parts if part.is_used))
     flops += _attention_flops(request, config, keys)
     return EstimatedStep(
         flops=flops,
@@ -45,7 +45,7 @@ def estimated_step(
 
 
 def _part_flops(request: PlanRequest, config: Any, part: WeightPart, num_tokens: int, num_rows: int) -> float:
-    size = math.prod(part.shapes[0]) if len(part.shapes) == 1 else _size_on_device(request, part)
+    size = float(math.prod(part.shapes[0])) if len(part.shapes) == 1 else _size_on_device(request, part)
     if part.spec.is_vector or part.path == "embed":
         return 0.0
     if part.path == "unembed":
@@ -91,14 +91,14 @@ def _collectives(request: PlanRequest, config: Any, num_tokens: int, num_rows: i
     if tensor > 1:
         found.append(_reduced(row, 1 + 2 * config.num_layers - num_moe, summed))
         logits = num_rows * config.vocab_size * 4
-        found.append(_sent("all-gather", row, 1, logits, logits * (tensor - 1) / tensor))
+        found.append(_sent("all-gather", row, 1, float(logits), logits * (tensor - 1) / tensor))
     if num_moe and tensor * expert > 1:
         found.append(_reduced(tuple(range(tensor * expert)), num_moe, summed))
     return found
 
 
-def _reduced(group: tuple[int, ...], count: int, size: float) -> dict[str, Any]:
-    return _sent("all-reduce", group, count, count * size, count * size * 2 * (len(group) - 1) / len(group))
+def _reduced(group: tuple[int, ...], count: int, size: int) -> dict[str, Any]:
+    return _sent("all-reduce", group, count, float(count * size), count * size * 2 * (len(group) - 1) / len(group))
 
 
 def _sent(kind: str, group: tuple[int, ...], count: int, size: float, wire_bytes: float) -> dict[str, Any]:

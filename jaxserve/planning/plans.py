@@ -13,6 +13,7 @@ from jaxserve.planning.request import PlanRequest
 from sharding.topology import compiler_environment
 
 TIME_LIMIT_SECONDS = 120.0
+WORKER = "jaxserve.planning.worker"
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -27,7 +28,7 @@ def compile_plan(
     variables["PYTHONPATH"] = str(_ROOT) + (f":{variables['PYTHONPATH']}" if variables.get("PYTHONPATH") else "")
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "jaxserve.planning.worker"],
+            [sys.executable, "-m", WORKER],
             input=json.dumps(request.as_dict()),
             capture_output=True,
             text=True,

@@ -1,22 +1,26 @@
-"""A picture of plans: for each a stack of what fills a device's memory, and one of what a decode step's time goes to."""
+"""A picture of plans: for each a stack of what fills a device's memory, and stacks of what its steps' time goes to."""
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import ConfigError
 
-MEMORY = ("weights", "kv_cache", "state", "padding", "temp", "output")
+MEMORY = ("weights", "kv_cache", "state", "inputs", "padding", "temp", "output")
 TIME = ("memory", "compute", "wire")
 GIB = 2**30
 
 
+def is_there() -> bool:
+    """Whether pictures can be drawn."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def check_plotting(path: Path) -> None:
     """Raises ConfigError where no picture can be drawn there, before anything is compiled."""
-    try:
-        import matplotlib  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'jaxserve[plot]'") from None
+    if not is_there():
+        raise ConfigError("--plot needs matplotlib: pip install 'jaxserve[plot]'")
     if path.suffix.lower() != ".png":
         raise ConfigError(f"--plot {path}: expected a file name that ends in .png")
     if not path.absolute().parent.is_dir():
@@ -24,7 +28,7 @@ def check_plotting(path: Path) -> None:
 
 
 def write_plot(reports: Sequence[dict[str, Any]], path: Path) -> None:
-    """Writes a PNG with a bar for each plan: gibibytes per device, and milliseconds of the resources of each program."""
+    """Writes a PNG: a bar for each plan with GiB per device, and one for each program with milliseconds by resource."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore[reportMissingImports]
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 

@@ -14,7 +14,7 @@ from jaxserve.planning.doubts import alias_doubts, doubt, gathered_weight_doubts
 from jaxserve.planning.estimate import estimated_step
 from jaxserve.planning.request import PlanRequest
 from jaxserve.planning.step_programs import step_shapes_of
-from jaxserve.step_inputs import StepShape
+from jaxserve.step_inputs import StepShape, packing
 from sharding.roofline import StepWork, cost_per_million, step_time
 
 PROGRAMS = ("prefill", "decode")
@@ -68,7 +68,7 @@ def plan_report(plan: Planned, facts: Mapping[str, Any], price: float | None) ->
     failure = facts.get("failure") or (refusal["reason"] if refusal and not refusal["is_memory"] else None)
     fits = memory["total_bytes"] <= memory["capacity_bytes"] and not (refusal and refusal["is_memory"])
     room = memory["capacity_bytes"] - memory["total_bytes"] + memory["kv_cache_bytes"]
-    chips = request.plan.num_devices / where.device.devices_per_chip
+    chips = -(-request.plan.num_devices // where.device.devices_per_chip)
     return {
         "model": request.model,
         "num_parameters": plan.described.num_parameters,
@@ -88,8 +88,9 @@ def plan_report(plan: Planned, facts: Mapping[str, Any], price: float | None) ->
         "kv_bytes_per_token": analytic.bytes_per_token(plan.spec),
         "kv_capacity_tokens": max(0, room // plan.spec.page_bytes) * plan.spec.page_size,
         "collectives": [line for name in PROGRAMS for line in steps[name].pop("collectives")],
-        **{name: {k: v for k, v in steps[name].items() if k != "temp_bytes"} for name in PROGRAMS},
-        "ttft_seconds": steps["prefill"]["seconds"] * -(-request.context // max(1, plan.shapes["prefill"].chunk_tokens)),
+        **steps,
+        "ttft_seconds": steps["prefill"]["seconds"]
+        * -(-request.context // max(1, plan.shapes["prefill"].chunk_tokens)),
         "cost_per_million_tokens": {
             kind: None if price is None else cost_per_million(price, chips, steps[name]["tokens_per_second"])
             for kind, name in (("input", "prefill"), ("output", "decode"))
@@ -111,6 +112,7 @@ def _memory(plan: Planned, facts: Mapping[str, Any], steps: Mapping[str, Any]) -
         "weights_bytes": plan.weights_bytes,
         "kv_cache_bytes": plan.kv_cache_bytes,
         "state_bytes": facts.get("state_bytes", 0),
+        "inputs_bytes": 4 * packing(plan.shapes["prefill"])[1],
         "padding_bytes": padding,
         "temp_bytes": temp,
         "output_bytes": max(0, output),
@@ -146,8 +148,8 @@ def _step(plan: Planned, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     work = StepWork(
         flops=flops,
         hbm_bytes=read + keys * analytic.bytes_per_token(plan.spec),
-        wire_bytes=sum(each["wire_bytes"] for each in sent),
-        wire_seconds=sum(line["seconds"] for line in lines),
+        wire_bytes=float(sum(each["wire_bytes"] for each in sent)),
+        wire_seconds=float(sum(line["seconds"] for line in lines)),
     )
     time = step_time(work, request.where.device, request.dtype)
     return {
@@ -162,6 +164,8 @@ def _step(plan: Planned, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "bound_by": time.bound_by,
         "tokens_per_second": num_tokens / time.seconds,
         "temp_bytes": temp,
+        "argument_bytes": facts.get("argument_bytes"),
+        "predicted_argument_bytes": facts.get("input_bytes"),
         "collectives": lines,
     }
 

@@ -3,11 +3,15 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+from jaxserve.config import KVCacheDType
 from jaxserve.errors import ConfigError
+from pallas_kernels.kernels import kernels_for
 from sharding.plan import ShardingPlan
 from sharding.topology import Topology, read_topology
+
+KV_CACHE_DTYPES = get_args(KVCacheDType)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,13 @@ class PlanRequest:
         for name in ("context", "batch", "page_size", "tensor", "expert"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            allowed = ", ".join(KV_CACHE_DTYPES)
+            raise ConfigError(f"--kv-cache-dtype must be one of {allowed}, got {self.kv_cache_dtype!r:.40}")
+        try:
+            kernels_for("auto", self.where.platform)[0].check_page_size(self.page_size)
+        except ValueError as error:
+            raise ConfigError(f"--page-size {self.page_size}: {error}") from error
         if self.num_tokens is not None and self.num_tokens < self.batch:
             raise ConfigError(
                 f"--max-num-batched-tokens {self.num_tokens} is below --batch {self.batch}: "
