@@ -81,22 +81,30 @@ def planted() -> dict:
         return (x @ weight.T).sum()
 
     def sent(function):
-        return [vars(each) for each in collectives(jax.jit(function).lower(x, weight).compile().as_text(), 2)]
+        text = jax.jit(function).lower(x, weight).compile().as_text()
+        assert text is not None
+        return [vars(each) for each in collectives(text, 2)]
 
     cache = jax.ShapeDtypeStruct((1024,), jnp.float32)
 
-    def memory(**options):
-        step = jax.jit(lambda cache: cache.at[3].set(1.0), **options)
-        return step.lower(cache).compile().memory_analysis()
+    def memory(function, argument, **options):
+        found = jax.jit(function, **options).lower(argument).compile().memory_analysis()
+        assert found is not None
+        return found
 
-    big = jax.jit(lambda a: jnp.sort(a @ a.T, axis=0)[0]).lower(jax.ShapeDtypeStruct((256, 8), jnp.float32))
-    temp = big.compile().memory_analysis().temp_size_in_bytes
+    def step(cache):
+        return cache.at[3].set(1.0)
+
+    def sort(a):
+        return jnp.sort(a @ a.T, axis=0)[0]
+
+    temp = memory(sort, jax.ShapeDtypeStruct((256, 8), jnp.float32)).temp_size_in_bytes
     shapes = {"layers.mlp.up": [(64, 32)]}
     return {
         "gathered": gathered_weight_doubts("decode", sent(gathers), shapes),
         "not_gathered": gathered_weight_doubts("decode", sent(sums), shapes),
-        "not_donated": alias_doubts("decode", memory().alias_size_in_bytes, 4096),
-        "donated": alias_doubts("decode", memory(donate_argnums=0).alias_size_in_bytes, 4096),
+        "not_donated": alias_doubts("decode", memory(step, cache).alias_size_in_bytes, 4096),
+        "donated": alias_doubts("decode", memory(step, cache, donate_argnums=0).alias_size_in_bytes, 4096),
         "large_temp": temp_doubts("decode", temp, 8192, {"layers.mlp.up": 10**9}),
         "small_temp": temp_doubts("decode", temp, 10**9, {"layers.mlp.up": 10**9}),
     }

@@ -164,10 +164,10 @@ def test_what_is_no_model_or_no_format_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="--weights fp8: expected one of"):
         describe_model(CONFIGS / "llama_3_8b", "fp8")
     (tmp_path / "config.json").write_text(json.dumps({"architectures": []}))
-    with pytest.raises(CheckpointError, match="architectures is .*, not a list of names"):
+    with pytest.raises(CheckpointError, match=r"architectures is .*, not a list of names"):
         describe_model(tmp_path, None)
     (tmp_path / "model.bin").write_text("x")
-    with pytest.raises(CheckpointError, match="expected a GGUF file, a folder, or a config.json"):
+    with pytest.raises(CheckpointError, match=r"expected a GGUF file, a folder, or a config\.json"):
         describe_model(tmp_path / "model.bin", None)
 
 
