@@ -12,7 +12,11 @@ from jaxserve.cli.values import human_number
 from jaxserve.errors import ConfigError
 
 if TYPE_CHECKING:
+    from jaxserve.planning.described_model import DescribedModel
     from jaxserve.planning.request import PlanRequest
+    from sharding.topology import Topology
+
+DEFAULT_CONTEXT = 4096
 
 MODEL_HELP = "A folder, a .gguf file, a config.json alone, a catalog name, or hf:ORG/REPO."
 TOPOLOGY_HELP = "Devices: v5e:4x4, v5p:4x4x8, v6e:16x16, tpu7x:2x2x1, h200:8, h200:2x8 (nodes x GPUs), b200:8, cpu:8."
@@ -31,7 +35,8 @@ def plan(
     search: Annotated[bool, typer.Option("--search", help="Rank all plans, compile the best --top of them.")] = False,
     top: Annotated[int, typer.Option(min=1, help="Plans that --search compiles.")] = 3,
     context: Annotated[
-        int | None, typer.Option(parser=human_number, metavar="NUMBER", help="Tokens of a sequence [default: 4K]")
+        int | None,
+        typer.Option(parser=human_number, metavar="NUMBER", help="Tokens of a sequence; default: 4K, or the model's."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 32,
     price: Annotated[float | None, typer.Option(min=0.0, help="Of a chip or GPU, per hour.")] = None,
@@ -54,19 +59,26 @@ def plan(
     if search and (plan_ or tensor or expert):
         raise ConfigError("--search tries every plan: leave --plan and the parallel sizes out")
     from checkpoints.hub import resolve
+    from jaxserve.planning.described_model import describe_model
     from jaxserve.planning.plot import check_plotting
+    from jaxserve.planning.request import PlanRequest
 
     if plot is not None:
         check_plotting(plot)
-    path = resolve(model, cache_dir=model_cache(cache_dir))
+    where = _topology(topology)
+    described = describe_model(path := resolve(model, cache_dir=model_cache(cache_dir)), weights)
     sizes = _sizes(plan_, tensor, expert)
-    request = _request(
-        model=str(path), topology=topology, tensor=sizes[0], expert=sizes[1], context=context or 4096, batch=batch,
+    request = PlanRequest(
+        model=str(path), topology=str(where), tensor=sizes[0] or 1, expert=sizes[1] or 1,
+        context=context or min(DEFAULT_CONTEXT, described.config.max_position), batch=batch,
         num_tokens=max_num_batched_tokens, weights=weights, kv_cache_dtype=kv_cache_dtype, page_size=page_size,
     )  # fmt: skip
+    request.check()
+    request.check_model(described.config)
     reports = _reports(
-        request, is_chosen=sizes != (0, 0), num_compiled=top if search else 1, time_limit=time_limit, price=price
-    )
+        request, described, is_chosen=sizes != (0, 0), num_compiled=top if search else 1, time_limit=time_limit,
+        price=price,
+    )  # fmt: skip
     _show(reports, json_, plot, has_many=search)
 
 
@@ -83,30 +95,31 @@ def _sizes(plan: str | None, tensor: int | None, expert: int | None) -> tuple[in
     return found.tensor, found.expert
 
 
-def _request(**values: Any) -> "PlanRequest":
-    from jaxserve.planning.request import PlanRequest
-    from sharding.topology import check_compiler
+def _topology(name: str) -> "Topology":
+    from sharding.topology import check_compiler, read_topology
 
-    request = PlanRequest(**{**values, "tensor": values["tensor"] or 1, "expert": values["expert"] or 1})
     try:
-        check_compiler(request.where)
+        found = read_topology(name)
     except ValueError as error:
         raise ConfigError(f"--topology {error}") from error
-    request.check()
-    return request
+    check_compiler(found)
+    return found
 
 
 def _reports(
-    request: "PlanRequest", *, is_chosen: bool, num_compiled: int, time_limit: float, price: float | None
+    request: "PlanRequest",
+    described: "DescribedModel",
+    *,
+    is_chosen: bool,
+    num_compiled: int,
+    time_limit: float,
+    price: float | None,
 ) -> list[dict[str, Any]]:
     """Reports of the plan that was named, or of all in the order of their estimates, the first of them compiled."""
-    from jaxserve.planning.described_model import describe_model
     from jaxserve.planning.plans import compile_plan
     from jaxserve.planning.report import plan_report, planned
     from jaxserve.planning.search import ranked_plans
 
-    described = describe_model(Path(request.model), request.weights)
-    request.check_model(described.config)
     try:
         plans = [planned(request, described)] if is_chosen else ranked_plans(request, described)
     except ValueError as error:

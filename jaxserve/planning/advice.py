@@ -16,10 +16,10 @@ def advice(plan: "Planned", room_bytes: int) -> str:
     pages = room_bytes // spec.page_bytes
     sequence_pages = -(-request.context // spec.page_size)
     more = _more_devices(plan, room_bytes)
-    if pages >= sequence_pages:
+    if pages >= sequence_pages and request.batch > 1:
         fewer = f"--batch {min(request.batch - 1, pages // sequence_pages)}"
     elif pages >= 1:
-        fewer = f"--batch 1 --context {pages * spec.page_size}"
+        fewer = f"--batch 1 --context {min(pages * spec.page_size, max(1, request.context // 2))}"
     else:
         return f"not even one page of cache is left beside the weights: {more}"
     return f"fewer tokens, {fewer}; or {more}"

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-Kind = Literal["temp", "gathered_weight", "not_aliased", "dense_experts"]
-GIB = 2**30
+Kind = Literal["temp", "gathered_weight", "not_aliased", "dense_experts", "decoded_weights", "other_kernels"]
 
 
 def doubt(kind: Kind, message: str) -> dict[str, str]:
@@ -57,3 +56,18 @@ def alias_doubts(name: str, alias_bytes: int, donated_bytes: int) -> list[dict[s
         return []
     message = f"{name}: of {donated_bytes:,} donated bytes of cache and state {alias_bytes:,} are updated in place"
     return [doubt("not_aliased", f"{message}; the others are copied in every step")]
+
+
+def version_doubts(platform: str, num_devices: int, *, has_experts: bool, is_packed: bool) -> list[dict[str, str]]:
+    """What this version does on these devices and a better one would not."""
+    found = []
+    if has_experts and platform != "tpu":
+        message = f"this version has no grouped product of its own for {platform}: XLA multiplies every row with every"
+        found.append(doubt("dense_experts", f"{message} expert of its device"))
+    if is_packed:
+        message = "XLA may write packed weights out in bfloat16 in every step; the bytes read count them packed"
+        found.append(doubt("decoded_weights", message))
+    if platform == "cpu" and num_devices == 1:
+        message = "this is XLA's program; by default an engine on one CPU has kernels of its own for packed weights"
+        found.append(doubt("other_kernels", message))
+    return found

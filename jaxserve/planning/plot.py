@@ -8,8 +8,8 @@ from typing import Any
 from jaxserve.errors import ConfigError
 
 MEMORY = ("weights", "kv_cache", "state", "inputs", "padding", "temp", "output")
-TIME = ("memory", "compute", "wire")
 GIB = 2**30
+LEAST_SHARE = 0.005  # of the capacity; what takes less is not drawn
 
 
 def is_there() -> bool:
@@ -28,26 +28,40 @@ def check_plotting(path: Path) -> None:
 
 
 def write_plot(reports: Sequence[dict[str, Any]], path: Path) -> None:
-    """Writes a PNG: a bar for each plan with GiB per device, and one for each program with milliseconds by resource."""
+    """Writes a PNG with a bar for each plan: what fills a device's memory, and where the time of each program goes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore[reportMissingImports]
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 
-    figure = Figure(figsize=(5 + 2.2 * len(reports), 4.5), layout="constrained")
+    figure = Figure(figsize=(9 + 2.4 * len(reports), 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
+    memory, *times = figure.subplots(1, 3)
     names = [f"tp {report['plan']['tensor']}\nep {report['plan']['expert']}" for report in reports]
-    stacks = {part: [report["per_device"][f"{part}_bytes"] / GIB for report in reports] for part in MEMORY}
-    _stack(left, names, stacks)
-    left.axhline(reports[0]["per_device"]["capacity_bytes"] / GIB, color="black", linestyle="--", label="capacity")
-    left.set(ylabel="GiB per device", title="memory")
-    left.legend(fontsize="small")
-    steps = [(name, report[name]) for report in reports for name in ("prefill", "decode")]
-    labels = [f"{label}\n{name}" for label in names for name in ("prefill", "decode")]
-    _stack(right, labels, {part: [1000 * step[f"{part}_seconds"] for _, step in steps] for part in TIME})
-    right.set(ylabel="ms per step", title="reading, computing (overlapped at best), sending", yscale="symlog")
-    right.legend(fontsize="small")
+    capacity = reports[0]["per_device"]["capacity_bytes"]
+    stacks = {part: [report["per_device"][f"{part}_bytes"] for report in reports] for part in MEMORY}
+    drawn = {part: sizes for part, sizes in stacks.items() if max(sizes) >= LEAST_SHARE * capacity}
+    memory.axhline(capacity / GIB, color="black", linestyle="--", label="capacity")
+    _stack(memory, names, {part: [size / GIB for size in sizes] for part, sizes in drawn.items()})
+    memory.set(ylabel="GiB per device", title="memory")
+    for axes, name in zip(times, ("prefill", "decode"), strict=True):
+        _stack(axes, names, _milliseconds([report[name] for report in reports]))
+        axes.set(ylabel="ms per step", title=name)
+    for axes in (memory, *times):
+        axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     figure.suptitle(f"{Path(reports[0]['model']).stem} on {reports[0]['topology']}", fontsize="medium")
     figure.savefig(path, dpi=120)
+
+
+def _milliseconds(steps: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """What a step waits for: the longer of reading and computing, which overlap, and sending."""
+
+    def longer(step: dict[str, Any], part: str, other: str) -> float:
+        return 1000 * step[f"{part}_seconds"] * (step[f"{part}_seconds"] >= step[f"{other}_seconds"])
+
+    return {
+        "reading": [longer(step, "memory", "compute") for step in steps],
+        "computing": [longer(step, "compute", "memory") for step in steps],
+        "sending": [1000 * step["wire_seconds"] for step in steps],
+    }
 
 
 def _stack(axes: Any, names: Sequence[str], stacks: dict[str, list[float]]) -> None:

@@ -10,7 +10,7 @@ from jaxserve.planning import analytic
 from jaxserve.planning.advice import advice
 from jaxserve.planning.analytic import WeightPart
 from jaxserve.planning.described_model import DescribedModel
-from jaxserve.planning.doubts import alias_doubts, doubt, gathered_weight_doubts, temp_doubts
+from jaxserve.planning.doubts import alias_doubts, gathered_weight_doubts, temp_doubts, version_doubts
 from jaxserve.planning.estimate import estimated_step
 from jaxserve.planning.request import PlanRequest
 from jaxserve.planning.step_programs import step_shapes_of
@@ -208,8 +208,9 @@ def _doubts(plan: Planned, facts: Mapping[str, Any]) -> list[dict[str, str]]:
         found += temp_doubts(name, program["temp_bytes"], plan.kv_cache_bytes, stacks)
         found += gathered_weight_doubts(name, program["collectives"], shapes)
         found += alias_doubts(name, program["alias_bytes"], donated)
-    if plan.request.where.platform != "tpu" and getattr(plan.described.config, "moe", None) is not None:
-        platform = plan.request.where.platform
-        message = f"this version has no grouped product of its own for {platform}: XLA multiplies every row with every"
-        found.append(doubt("dense_experts", f"{message} expert of its device"))
-    return found
+    return found + version_doubts(
+        plan.request.where.platform,
+        plan.request.plan.num_devices,
+        has_experts=getattr(plan.described.config, "moe", None) is not None,
+        is_packed=any(len(part.shapes) > 1 for part in plan.parts),
+    )

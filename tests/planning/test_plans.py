@@ -89,6 +89,17 @@ def test_packed_weights_take_the_bytes_of_their_format():
     assert packed / plain == pytest.approx(34 / 64, rel=1e-3)  # blocks of 32 with a scale of two bytes
 
 
+def test_what_this_version_does_badly_is_said():
+    def kinds(name, topology, **options):
+        return {each["kind"] for each in report_of(request_for(name, topology, **options))["warnings"]}
+
+    assert kinds("llama_3_8b", "h200:1") == kinds("mixtral_8x7b", "v5e:2x4") == set()
+    assert kinds("mixtral_8x7b", "h200:1") == {"dense_experts"}
+    assert kinds("llama_3_8b", "h200:1", weights="q8_0") == {"decoded_weights"}
+    assert kinds("llama_3_8b", "cpu:1") == {"other_kernels"}
+    assert kinds("llama_3_8b", "cpu:2", tensor=2) == set()
+
+
 def test_what_does_not_fit_names_the_smallest_change():
     report = report_of(request_for("llama_3_70b", "v5e:4x4", 16, batch=64))
     assert not report["fits"]
@@ -108,6 +119,16 @@ def test_the_refusal_of_a_compiler_is_no_fit():
     other = {"refusal": {"reason": "INTERNAL: no", "is_memory": False}}
     report = report_of(request_for("llama_3_8b", "v5e:4x4", 16), {"prefill": other, "decode": other})
     assert (report["fits"], report["failure"]) == (False, "INTERNAL: no")
+
+
+def test_advice_is_less_than_what_was_refused():
+    """Also where arithmetic sees no reason for the refusal."""
+    refusal = {"refusal": {"reason": "RESOURCE_EXHAUSTED", "is_memory": True}}
+    facts = {"prefill": refusal, "decode": refusal}
+    report = report_of(request_for("llama_3_8b", "v5e:4x4", 16, batch=8), facts)
+    assert report["advice"].startswith("fewer tokens, --batch 7; or ")
+    report = report_of(request_for("llama_3_8b", "v5e:4x4", 16, batch=1), facts)
+    assert report["advice"].startswith("fewer tokens, --batch 1 --context 2048; or ")
 
 
 def test_a_search_ranks_what_fits_first_and_uses_every_device():
