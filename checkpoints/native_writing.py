@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,10 @@ class NativeWriter:
         self._context = tensorstore.Context({"file_io_sync": False, "cache_pool": {"total_bytes_limit": 0}})
         self._transaction, self._pending_bytes = tensorstore.Transaction(), 0
 
-    def write(self, parameter: str, part: str, array: Shaped[np.ndarray, "..."]) -> ArrayInfo:
-        """Stores one array; in files once COMMIT_BYTES have come together."""
+    def write(
+        self, parameter: str, part: str, array: Shaped[np.ndarray, "..."], parts: Sequence[int] | None = None
+    ) -> ArrayInfo:
+        """Stores one array; in files once COMMIT_BYTES have come together. parts: see `chunk_shape`."""
         info = ArrayInfo(dtype=array.dtype.name, shape=array.shape)
         name = array_name(parameter, part)
         spec = {
@@ -60,7 +62,7 @@ class NativeWriter:
             "kvstore": store_spec(self._arrays, name) | _STORE_OPTIONS,
             "dtype": info.dtype,
             "store_data_equal_to_fill_value": True,  # so that what is missing is found missing
-            "metadata": {"shape": list(info.shape), "chunks": chunk_shape(info), "compressor": None},
+            "metadata": {"shape": list(info.shape), "chunks": chunk_shape(info, parts), "compressor": None},
         }
         store = tensorstore.open(spec, create=True, context=self._context, transaction=self._transaction).result()
         store.write(array).result()
@@ -94,11 +96,15 @@ _STORE_OPTIONS: dict[str, Any] = {
 }
 
 
-def chunk_shape(info: ArrayInfo) -> list[int]:
+def chunk_shape(info: ArrayInfo, parts: Sequence[int] | None = None) -> list[int]:
     """Chunks of whole rows, of several matrices one by one: plans cut outputs and experts, each device a run of rows.
 
-    A row is everything along the last axis.
+    A row is everything along the last axis. parts: into how many parts devices cut each axis; chunks are then those of
+    one device's part, rows of a part too.
     """
+    if parts is not None:
+        sizes = (size if size % part else size // part for size, part in zip(info.shape, parts, strict=True))
+        return chunk_shape(ArrayInfo(dtype=info.dtype, shape=tuple(sizes)))
     shape = list(info.shape)
     if len(shape) < 2:
         return shape

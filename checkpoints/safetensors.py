@@ -24,6 +24,7 @@ from checkpoints.tensors import TensorInfo
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 MAX_HEADER_BYTES = 32 << 20
 MAX_INDEX_BYTES = 64 << 20
 MAX_DIMS = 8
@@ -94,6 +95,8 @@ def open_safetensors(folder_or_file: Path) -> SafetensorsFiles:
     """
     path = Path(folder_or_file)
     file = _weights_file(path) if path.is_dir() else path
+    if file.suffix in PICKLE_SUFFIXES:
+        raise _pickle_offered(file)
     if file.name.endswith(".index.json"):
         return SafetensorsFiles(path=path, shards=_open_index(file))
     return SafetensorsFiles(path=path, shards=[_open_shard(file)])
@@ -106,8 +109,17 @@ def _weights_file(folder: Path) -> Path:
     files = sorted(folder.glob("*.safetensors"))
     if len(files) == 1:
         return files[0]
+    pickled = next((file for file in sorted(folder.iterdir()) if file.suffix in PICKLE_SUFFIXES), None)
+    if not files and pickled is not None:
+        raise _pickle_offered(pickled)
     found = f"{len(files)} safetensors files without {INDEX_NAME}" if files else "no safetensors file"
     raise CheckpointError(f"{folder}: {found}; expected {SINGLE_NAME}, {INDEX_NAME} or one *.safetensors")
+
+
+def _pickle_offered(file: Path) -> UnsupportedCheckpoint:
+    return UnsupportedCheckpoint(
+        f"{file}: a pickle, which may run any code when it is read; take the model's safetensors or a GGUF file"
+    )
 
 
 def _open_index(index: Path) -> list[_Shard]:

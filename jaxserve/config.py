@@ -18,13 +18,14 @@ CpuLevel = Literal["auto", "avx512vnni", "avx512", "avx2", "generic"]
 class EngineConfig:
     """Choices for one engine; None and "auto" leave a choice to the engine, which reports it with its reason.
 
-    model: a catalog name, a file, a folder, or hf:ORG/REPO. num_pages: KV pages, computed from kv_cache_memory_bytes
-    when None. overlap: dispatch the next step before the last one's tokens are read. deterministic: the logits of a
-    request are bit-identical in every batch. max_waiting: requests queued before new ones are refused. threads: of
-    XLA's pool on the host, one pool for a whole process. cpu_level: the instructions that CPU kernels may use.
-    generation_config: "auto" takes sampling defaults from the model's generation_config.json, "none" has none, anything
-    else is such a file or its folder. plan: a file with the sizes of the mesh, or tensor_parallel_size and
-    expert_parallel_size: devices that share heads and widths, and experts.
+    model: a catalog name, a file, a folder, or hf:ORG/REPO. num_pages: KV pages of all layers (so many for each group
+    of layers, where they are in groups), computed from kv_cache_memory_bytes when None. overlap: dispatch the next step
+    before the last one's tokens are read. deterministic: the logits of a request are bit-identical in every batch.
+    max_waiting: requests queued before new ones are refused. threads: of XLA's pool on the host, one pool for a whole
+    process. cpu_level: the instructions that CPU kernels may use. generation_config: "auto" takes sampling defaults
+    from the model's generation_config.json, "none" has none, anything else is such a file or its folder. plan: a file
+    with the sizes of the mesh, or tensor_parallel_size and expert_parallel_size: devices that share heads and widths,
+    and experts; data_parallel_size: groups of them with requests of their own, which share experts.
     """
 
     model: str
@@ -74,15 +75,12 @@ class EngineConfig:
         for name, allowed in _CHOICES:
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{_flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        if self.plan is not None and (self.tensor_parallel_size or self.expert_parallel_size):
+        if self.plan is not None and (
+            self.tensor_parallel_size or self.expert_parallel_size or self.data_parallel_size
+        ):
             raise ConfigError(f"--plan {self.plan} states the sizes of the mesh: leave the parallel sizes out")
         if self.plan is not None and not Path(self.plan).is_file():
             raise ConfigError(f"--plan {self.plan}: no such file; it must be a TOML file with a table [mesh]")
-        if (self.data_parallel_size or 1) > 1:
-            raise ConfigError(
-                f"--data-parallel-size {self.data_parallel_size}: this version has no replicas in one process; start "
-                "one server for each, with different devices"
-            )
 
     @classmethod
     def names(cls) -> frozenset[str]:

@@ -16,7 +16,7 @@ SCALE_BYTES = 4  # of a quantized cache: one float32 for each token, head and si
 
 @dataclass(frozen=True, kw_only=True)
 class KVCacheSpec:
-    """Geometry of a grouped-query cache; dtype by name."""
+    """Geometry of a grouped-query cache; dtype by name. num_layers: those that a page is of."""
 
     num_layers: int
     num_kv_heads: int
@@ -56,15 +56,18 @@ Cache = KVPages | LatentPages
 CacheSpec = KVCacheSpec | LatentCacheSpec
 
 
-def cache_spec(config: Any, page_size: int, dtype: str, platform: str = "cpu") -> CacheSpec:
-    """What the cache of a model looks like, by its config, on devices of a jax platform.
+def cache_spec(
+    config: Any, page_size: int, dtype: str, layers_per_page: int | None = None, *, platform: str = "cpu"
+) -> CacheSpec:
+    """What the cache of a model looks like, by its config, on devices of a jax platform. ValueError for a type that is
+    not kept for it.
 
-    ValueError for a type that is not kept for it.
+    layers_per_page: where the layers are in groups (layer_groups.py), those of one group; else a page is of all layers.
     """
     mla = getattr(config, "mla", None)
     if mla is None:
         return KVCacheSpec(
-            num_layers=config.num_layers,
+            num_layers=layers_per_page or config.num_layers,
             num_kv_heads=config.num_kv_heads,
             head_size=config.head_size,
             page_size=page_size,

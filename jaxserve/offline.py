@@ -22,7 +22,13 @@ from jaxserve.frontend import EngineStats, Frontend, Generation, ServedModel, ge
 from jaxserve.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, TextDelta
 from jaxserve.pooling_params import Pooling, PoolingParams
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.tokens import ChatTemplate, Tokenizer, load_tokenizer_from_folder, load_tokenizer_from_gguf
+from jaxserve.tokens import (
+    ChatTemplate,
+    Tokenizer,
+    holds_tokenizer,
+    load_tokenizer_from_folder,
+    load_tokenizer_from_gguf,
+)
 
 Prompt = str | list[int] | dict[str, Any]
 UNLIMITED = 1 << 40  # offline callers wait for their own requests; nothing is refused
@@ -38,15 +44,24 @@ def find_model(name: str, cache_dir: Path | None) -> Path:
         raise DownloadError(str(error)) from error
 
 
-def start_frontend(config: EngineConfig, progress: Progress, *, warm_up: bool, max_open: int | None = None) -> Frontend:
+def start_frontend(
+    config: EngineConfig,
+    progress: Progress,
+    *,
+    warm_up: bool,
+    max_open: int | None = None,
+    needs_text: bool = False,
+) -> Frontend:
     """A running frontend for the configured model.
 
     warm_up: compile every step shape before returning, after which a compilation counts as a defect; otherwise each
-    shape compiles on first use.
+    shape compiles on first use. needs_text: ConfigError, before anything is loaded, for a model without a tokenizer.
     """
     path = find_model(config.model, config.cache_dir)
     defaults = generation_defaults(config.generation_config, path)
     tokenizer = read_tokenizer(path, progress, reads_generation_config=defaults.is_models)
+    if needs_text and tokenizer is None:
+        raise ConfigError(f"{config.model} has no tokenizer: send token ids, text needs one")
     template = _chat_template(config, tokenizer)
     eos_token_ids = defaults.joined_eos_ids(frozenset() if tokenizer is None else tokenizer.eos_token_ids)
     built = build_engine(config, path, eos_token_ids, progress, warm_up=warm_up)
@@ -64,7 +79,7 @@ def start_frontend(config: EngineConfig, progress: Progress, *, warm_up: bool, m
     return Frontend(
         built.engine,
         served,
-        max_open=max_open if max_open is not None else built.choices["max_num_seqs"].value + config.max_waiting,
+        max_open=max_open if max_open is not None else built.max_num_seqs + config.max_waiting,
         choices=built.choices | defaults.choices(eos_token_ids),
         programs=built.executor.programs,
         startup_seconds=built.seconds,
@@ -84,7 +99,7 @@ def read_tokenizer(path: Path, progress: Progress, *, reads_generation_config: b
             return None
         return load_tokenizer_from_gguf(metadata)
     folder = path if path.is_dir() else path.parent
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+    if not holds_tokenizer(folder):
         progress.note(f"{folder.name} holds no tokenizer: send token ids, text needs one")
         return None
     return load_tokenizer_from_folder(folder, reads_generation_config=reads_generation_config)

@@ -4,7 +4,7 @@ Tokens lie in row order. The first `single_rows` rows own one token each (decode
 `chunk_rows` after them own the chunk tokens. A row with drafts is a row with 1 + drafts tokens.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import jax.numpy as jnp
@@ -12,18 +12,20 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
+from jaxserve.layer_groups import GroupedLayout, LayerGroups, Paging, window_tables
 from pallas_kernels.pytree import pytree
 from pallas_kernels.ragged import RaggedLayout
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class StepShape:
-    """A bucket: the padded sizes of one compiled step."""
+    """A bucket: the padded sizes of one compiled step. groups: of layers, where these do not share one page table."""
 
     single_rows: int
     chunk_tokens: int
     chunk_rows: int
     max_pages: int
+    groups: LayerGroups | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -83,6 +85,7 @@ class StepInputs:
     slots: the row of the per-slot state that belongs to each row; padding rows use the spare last slot.
     draws: 1 where the row's last token is its newest, so that a token is drawn from its logits.
     pooling: what is to become of the row's hidden states; a code of engine/pooling.py, 0 for nothing.
+    layout: how tokens lie in rows, with the page table of the first group of layers; paging: with all page tables.
     """
 
     token_ids: Int32[Array, "T"]
@@ -91,6 +94,7 @@ class StepInputs:
     draws: Int32[Array, "B"]
     pooling: Int32[Array, "B"]
     layout: RaggedLayout
+    paging: Paging
     sampling: SamplingInputs
     wants_prompt_logprobs: Int32[Array, ""]
 
@@ -148,6 +152,11 @@ def packing(shape: StepShape) -> tuple[tuple[_Field, ...], int]:
         ("wants_prompt_logprobs", ()),
         ("page_table", (rows, shape.max_pages)),
     )
+    if shape.groups is not None:
+        arrays += (
+            ("more_page_tables", (shape.groups.num_full - 1, rows, shape.max_pages)),
+            ("window_pages", (shape.groups.num_windowed, rows, shape.groups.window_pages)),
+        )
     fields, offset = [], 0
     for name, dims in arrays:
         fields.append(_Field(name, dims, offset))
@@ -166,21 +175,29 @@ def unpack(buffer: Int32[Array, "W"], shape: StepShape) -> StepInputs:
     """The step's inputs from the buffer, inside the jitted step."""
     fields, _ = packing(shape)
     part = {f.name: buffer[f.offset : f.offset + f.size].reshape(f.shape) for f in fields}
+    layout = RaggedLayout(
+        query_starts=part["query_starts"],
+        kv_lengths=part["kv_lengths"],
+        page_table=part["page_table"],
+        num_single_rows=shape.single_rows,
+    )
     return StepInputs(
         token_ids=part["token_ids"],
         target_ids=part["target_ids"],
         slots=part["slots"],
         draws=part["draws"],
         pooling=part["pooling"],
-        layout=RaggedLayout(
-            query_starts=part["query_starts"],
-            kv_lengths=part["kv_lengths"],
-            page_table=part["page_table"],
-            num_single_rows=shape.single_rows,
-        ),
+        layout=layout,
+        paging=layout if shape.groups is None else _grouped(layout, part, shape.groups),
         sampling=_unpack_sampling(part["sampling"], part["kv_lengths"], part["slots"]),
         wants_prompt_logprobs=part["wants_prompt_logprobs"],
     )
+
+
+def _grouped(layout: RaggedLayout, part: dict[str, Array], groups: LayerGroups) -> GroupedLayout:
+    tables = (*part["more_page_tables"], *window_tables(part["window_pages"], layout, groups))
+    others = tuple(replace(layout, page_table=table) for table in tables)
+    return GroupedLayout(layouts=(layout, *others), places=groups.places)
 
 
 def _unpack_sampling(

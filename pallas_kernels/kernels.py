@@ -31,7 +31,7 @@ class Kernels:
     """One field per op. A named choice never falls back: an op that cannot serve a shape raises with the reason.
 
     spread_over: mesh axes over which the program runs that calls the ops, each device with its part of the weights
-    (under shard_map); empty on one device.
+    (under shard_map); empty on one device. "data" is among them where groups with requests of their own share experts.
     """
 
     name: str

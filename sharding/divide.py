@@ -65,8 +65,6 @@ class Division:
         if axis == "kv_heads":
             return _values(self.heads.keys, size // self.num_kv_heads, size)
         wanted = -(-size // parts) * parts
-        if axis == "experts" and wanted != size:
-            raise ValueError(f"{size} experts cannot be dealt out to {parts} devices; choose a divisor of {size}")
         return None if wanted == size else padded_units(size, wanted)
 
 

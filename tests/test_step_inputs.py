@@ -7,14 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxserve.layer_groups import LayerGroups
 from jaxserve.step_inputs import FLOAT_COLUMNS, INT_COLUMNS, StepShape, buffer_views, packing, unpack
 
+GROUPS = LayerGroups(
+    layers_per_group=2,
+    num_full=2,
+    num_windowed=3,
+    places=((2, 0), (0, 0)),
+    window=5,
+    window_pages=3,
+    page_size=4,
+)
 SHAPES = st.builds(
     StepShape,
     single_rows=st.integers(1, 5),
     chunk_tokens=st.integers(0, 6),
     chunk_rows=st.integers(0, 3),
     max_pages=st.integers(1, 4),
+    groups=st.sampled_from([None, GROUPS]),
 )
 
 

@@ -81,7 +81,8 @@ class HostExecutor:
             payload = request.payload
             assert isinstance(payload, EngineRequest)
             self._filler.place(request, payload.params, payload.seed, payload.prompt_logprobs is not None)
-        shape, buffer = self._filler.fill(plan)
+        shape = self._filler.shape_of(plan)
+        buffer = self._filler.fill(plan, shape)
         self._clock.add("fill inputs", time.perf_counter() - start)
         self.num_filled_bytes = buffer.nbytes
         return InFlight(plan=plan, shape=shape, outputs=np.full(shape.num_rows, 7, np.int32))

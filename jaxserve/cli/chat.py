@@ -26,7 +26,7 @@ HELP = (
 )
 def chat(config: EngineConfig, sampling: SamplingChoice) -> None:
     """Talk with a model. /help lists what can be typed besides messages."""
-    with started(config) as running:
+    with started(config, needs_text=True) as running:
         if running.frontend.chat_template is None:
             raise ConfigError("this model has no chat template: give --chat-template, or use `jaxserve generate`")
         note("/help lists the commands; /exit or Ctrl-D leaves")

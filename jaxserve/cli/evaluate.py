@@ -42,7 +42,7 @@ def perplexity(
     from jaxserve.evals.texts import read_text
 
     read = read_text(text)
-    with started(config) as running:
+    with started(config, needs_text=True) as running:
         length, step = lengths(running.frontend.max_model_len, max_length, stride)
         bars = Bars()
         running.frontend.prepare(length, 1, bars)

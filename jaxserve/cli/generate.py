@@ -22,7 +22,11 @@ from jaxserve.sampling_params import SamplingParams
 def generate(
     config: EngineConfig,
     sampling: SamplingChoice,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The prompt; - reads it from stdin.")],
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt; - reads it from stdin.")] = None,
+    token_ids: Annotated[
+        str | None,
+        typer.Option("--prompt-token-ids", metavar="IDS", help="The prompt as token ids, with commas between them."),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System message before the prompt.")] = None,
     chat: Annotated[
         bool | None,
@@ -33,18 +37,22 @@ def generate(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
-    """Generate text for one prompt. A newline at the end of stdin is not part of the prompt."""
+    """Generate text for one prompt. A newline at the end of stdin is not part of the prompt.
+
+    Of a model without a tokenizer token ids are printed.
+    """
     _check_output(sampling.over({}), stream, json_)
+    given = _given_ids(prompt, token_ids, system, chat)
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-    with started(config) as running:
+    with started(config, needs_text=text is not None) as running:
         params = dataclasses.replace(sampling.over(running.frontend.sampling_defaults), seed=config.seed)
-        ids = prompt_token_ids(running.frontend, text, system, chat)
+        ids = given if text is None else prompt_token_ids(running.frontend, text, system, chat)
         streams = stream is not False and not json_ and params.n == 1
         finished = _run(running, ids, params, streams)
         if json_:
             print_json(as_json(finished, text, running.frontend.model_name))
         elif not streams:
-            _print_whole(finished.answers())
+            _print_whole(finished.answers(), has_text=running.frontend.tokenizer is not None)
         note(finished.figures.line())
     if any(delta.finish_reason == "error" for delta in finished.deltas):
         raise JaxserveError("an answer ended early: the model computed no finite logits for it")
@@ -58,6 +66,20 @@ def _check_output(sampling: SamplingParams, stream: bool | None, as_json: bool) 
         raise ConfigError(f"--stream shows one answer and --n {sampling.n} asks for several: leave one of them out")
     if not as_json and (sampling.logprobs is not None or sampling.prompt_logprobs is not None):
         raise ConfigError("log probabilities are printed with --json only: add it, or leave --logprobs out")
+
+
+def _given_ids(prompt: str | None, token_ids: str | None, system: str | None, chat: bool | None) -> list[int]:
+    """The ids of --prompt-token-ids. ConfigError for anything else there, and unless there is one prompt."""
+    if (prompt is None) == (token_ids is None):
+        raise ConfigError("give one of --prompt TEXT and --prompt-token-ids IDS")
+    if token_ids is None:
+        return []
+    if system is not None or chat:
+        raise ConfigError("--prompt-token-ids are the whole prompt: leave --system and --chat out")
+    words = token_ids.replace(",", " ").split()
+    if not words or not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+        raise ConfigError(f"--prompt-token-ids {token_ids!r:.60}: expected numbers with commas between them, as 1,42,7")
+    return [int(word) for word in words]
 
 
 def prompt_token_ids(frontend: Any, text: str, system: str | None, chat: bool | None) -> list[int]:
@@ -92,12 +114,13 @@ def _run(running: Started, ids: list[int], params: SamplingParams, streams: bool
     clock = GenerationClock(running.frontend.programs)
     generation = running.frontend.submit(ids, params)
     deltas: list[TextDelta] = []
+    has_text = running.frontend.tokenizer is not None
     try:
         for delta in with_sign(generation):
             clock.saw(delta)
             deltas.append(delta)
             if streams:
-                write_text(delta.text)
+                write_text(delta.text if has_text else "".join(f"{token} " for token in delta.token_ids))
     except BaseException:
         generation.abort()
         raise
@@ -131,7 +154,7 @@ def _logprobs(entry: dict[int, Logprob] | None) -> list[dict[str, Any]] | None:
     )
 
 
-def as_json(finished: Finished, prompt: str, model: str) -> dict[str, Any]:
+def as_json(finished: Finished, prompt: str | None, model: str) -> dict[str, Any]:
     """The result and its figures, in types that JSON has."""
     generation = finished.generation
     result: dict[str, Any] = {
@@ -146,8 +169,8 @@ def as_json(finished: Finished, prompt: str, model: str) -> dict[str, Any]:
     return result
 
 
-def _print_whole(answers: list[dict[str, Any]]) -> None:
+def _print_whole(answers: list[dict[str, Any]], *, has_text: bool) -> None:
     for answer in answers:
         if len(answers) > 1:
             write_text(f"--- {answer['index'] + 1} of {len(answers)}\n")
-        write_text(answer["text"] + "\n")
+        write_text((answer["text"] if has_text else " ".join(map(str, answer["token_ids"]))) + "\n")

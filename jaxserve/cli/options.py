@@ -192,7 +192,7 @@ ENGINE_FLAGS: dict[str, Flag] = {
     "max_num_seqs": _number("Sequences that may run at once."),
     "max_num_batched_tokens": _number("Tokens computed in one step at most."),
     "page_size": _number("Tokens per KV page.", "--page-size", "--block-size"),
-    "num_pages": _number("KV pages; computed from memory when left out."),
+    "num_pages": _number("KV pages, each of all layers; computed from memory when left out."),
     "kv_cache_memory_bytes": _number("Memory for the KV cache, such as 2G (2 * 1024^3)."),
     "kv_cache_dtype": Flag(help="Type of keys and values in the cache."),
     "threads": Flag(
@@ -211,7 +211,11 @@ ENGINE_FLAGS: dict[str, Flag] = {
     "expert_parallel_size": _number(
         "Devices that the experts of a mixture are dealt out to.", "--expert-parallel-size", "-ep"
     ),
-    "data_parallel_size": _number("Replicas; this version has one.", "--data-parallel-size", "-dp"),
+    "data_parallel_size": _number(
+        "Groups of devices with requests of their own, which share the experts of a mixture.",
+        "--data-parallel-size",
+        "-dp",
+    ),
     "seed": Flag(help="Seed of requests that name none."),
     "enable_prefix_caching": Flag(help="Reuse the cache of prompts that begin alike."),
     "overlap": Flag(help="Dispatch the next step before the last one's tokens are read."),

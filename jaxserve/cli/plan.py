@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sharding.topology import Topology
 
 DEFAULT_CONTEXT = 4096
+SIZES = ("tensor", "expert", "data")
 
 MODEL_HELP = "A folder, a .gguf file, a config.json alone, a catalog name, or hf:ORG/REPO."
 TOPOLOGY_HELP = "Devices: v5e:4x4, v5p:4x4x8, v6e:16x16, tpu7x:2x2x1, h200:8, h200:2x8 (nodes x GPUs), b200:8, cpu:8."
@@ -31,6 +32,9 @@ def plan(
     ] = None,
     expert: Annotated[
         int | None, typer.Option("--expert-parallel-size", "-ep", help="Devices that experts are dealt out to.")
+    ] = None,
+    data: Annotated[
+        int | None, typer.Option("--data-parallel-size", "-dp", help="Groups of devices with requests of their own.")
     ] = None,
     search: Annotated[bool, typer.Option("--search", help="Rank all plans, compile the best --top of them.")] = False,
     top: Annotated[int, typer.Option(min=1, help="Plans that --search compiles.")] = 3,
@@ -54,9 +58,9 @@ def plan(
     cache_dir: Annotated[Path | None, typer.Option(help=CACHE_DIR_HELP)] = None,
 ) -> None:
     """Compile the engine's programs for devices that are not there: what fits, what moves, tokens/s, cost."""
-    if plan_ is not None and (tensor or expert):
+    if plan_ is not None and (tensor or expert or data):
         raise ConfigError(f"--plan {plan_} states the sizes of the mesh: leave the parallel sizes out")
-    if search and (plan_ or tensor or expert):
+    if search and (plan_ or tensor or expert or data):
         raise ConfigError("--search tries every plan: leave --plan and the parallel sizes out")
     from checkpoints.hub import resolve
     from jaxserve.planning.described_model import describe_model
@@ -67,32 +71,32 @@ def plan(
         check_plotting(plot)
     where = _topology(topology)
     described = describe_model(path := resolve(model, cache_dir=model_cache(cache_dir)), weights)
-    sizes = _sizes(plan_, tensor, expert)
+    mesh = _mesh(plan_, tensor, expert, data)
     request = PlanRequest(
-        model=str(path), topology=str(where), tensor=sizes[0] or 1, expert=sizes[1] or 1,
+        model=str(path), topology=str(where), **(mesh or {"tensor": 1, "expert": 1}),
         context=context or min(DEFAULT_CONTEXT, described.config.max_position), batch=batch,
         num_tokens=max_num_batched_tokens, weights=weights, kv_cache_dtype=kv_cache_dtype, page_size=page_size,
     )  # fmt: skip
     request.check()
     request.check_model(described.config)
     reports = _reports(
-        request, described, is_chosen=sizes != (0, 0), num_compiled=top if search else 1, time_limit=time_limit,
+        request, described, is_chosen=mesh is not None, num_compiled=top if search else 1, time_limit=time_limit,
         price=price,
     )  # fmt: skip
     _show(reports, json_, plot, has_many=search)
 
 
-def _sizes(plan: str | None, tensor: int | None, expert: int | None) -> tuple[int, int]:
-    """The mesh that was named; zeros where none was."""
+def _mesh(plan: str | None, tensor: int | None, expert: int | None, data: int | None) -> dict[str, Any] | None:
+    """The plan that was named, in fields of a request; None where none was."""
     if plan is None:
-        return (0, 0) if tensor is None and expert is None else (tensor or 1, expert or 1)
+        named = (tensor, expert, data)
+        return None if named == (None, None, None) else dict(zip(SIZES, (size or 1 for size in named), strict=True))
     from sharding.plan import read_plan
 
     try:
-        found = read_plan(Path(plan))
+        return vars(read_plan(Path(plan)))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--plan {plan}: {error}") from error
-    return found.tensor, found.expert
 
 
 def _topology(name: str) -> "Topology":

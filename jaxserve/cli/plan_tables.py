@@ -117,7 +117,7 @@ def _summary(report: dict[str, Any]) -> list[str]:
 
 
 def _plan(report: dict[str, Any]) -> str:
-    return f"tensor {report['plan']['tensor']} x expert {report['plan']['expert']}"
+    return " x ".join(f"{axis} {size}" for axis, size in report["plan"].items() if axis != "data" or size > 1)
 
 
 def _fits(report: dict[str, Any]) -> str:

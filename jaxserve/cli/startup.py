@@ -36,14 +36,14 @@ class Started:
         )
 
 
-def start(config: EngineConfig, *, warm_up: bool) -> Started:
-    """Loads the model. The caller closes the frontend."""
+def start(config: EngineConfig, *, warm_up: bool, needs_text: bool = False) -> Started:
+    """Loads the model. The caller closes the frontend. needs_text: ConfigError for a model without a tokenizer."""
     begin = time.perf_counter()
     with leaving_on_interrupt():
         from jaxserve import offline  # imports jax
 
     with leaving_on_interrupt():
-        frontend = offline.start_frontend(config, Bars(), warm_up=warm_up)
+        frontend = offline.start_frontend(config, Bars(), warm_up=warm_up, needs_text=needs_text)
     return Started(frontend=frontend, seconds=time.perf_counter() - begin)
 
 
@@ -71,9 +71,9 @@ def _leave(signal_number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def started(config: EngineConfig) -> Iterator[Started]:
+def started(config: EngineConfig, *, needs_text: bool) -> Iterator[Started]:
     """A frontend that compiles on first use, its report printed; closed at the end."""
-    running = start(config, warm_up=False)
+    running = start(config, warm_up=False, needs_text=needs_text)
     with contextlib.closing(running.frontend):
         for line in running.lines():
             note(line)

@@ -1,6 +1,9 @@
 """The closed list of step shapes that are compiled, and the choice among them."""
 
+from typing import Any
+
 from jaxserve.errors import ConfigError
+from jaxserve.layer_groups import LayerGroups
 from jaxserve.step_inputs import StepShape
 
 GROWTH = 8  # from one bucket to the next; coarser means fewer programs to compile and more padding
@@ -10,20 +13,28 @@ MIXED_SINGLES = 2  # a prefill beside at most this many decodes does not pay for
 
 
 def step_shapes(
-    *, max_num_seqs: int, max_num_batched_tokens: int, max_prefills: int, max_pages: int, deterministic: bool
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_prefills: int,
+    max_pages: int,
+    deterministic: bool,
+    groups: LayerGroups | None = None,
 ) -> tuple[StepShape, ...]:
     """All shapes, smallest first: decode-only ones, then those with room for prefill chunks.
 
-    deterministic: no step has a single row, because XLA then uses a matrix-vector product that sums in another order.
+    groups: of layers with a page table each, where they do not share one. deterministic: no step has a single row,
+    because XLA then uses a matrix-vector product that sums in another order.
     """
     smallest = 2 if deterministic else 1
+    tables: dict[str, Any] = {"max_pages": max_pages, "groups": groups}
     decodes = [
-        StepShape(single_rows=rows, chunk_tokens=0, chunk_rows=0, max_pages=max_pages)
+        StepShape(single_rows=rows, chunk_tokens=0, chunk_rows=0, **tables)
         for rows in _sizes(smallest, max(max_num_seqs, smallest), growth=DECODE_GROWTH)
     ]
     singles = decodes[-1].single_rows
     mixed = [
-        StepShape(single_rows=rows, chunk_tokens=tokens, chunk_rows=min(max_prefills, tokens), max_pages=max_pages)
+        StepShape(single_rows=rows, chunk_tokens=tokens, chunk_rows=min(max_prefills, tokens), **tables)
         for tokens in _sizes(min(64, max_num_batched_tokens), max_num_batched_tokens, growth=GROWTH)
         for rows in {min(MIXED_SINGLES, singles), singles}
     ]

@@ -8,23 +8,26 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from checkpoints.errors import CheckpointError
 from jaxserve.config import Choice, EngineConfig
 from jaxserve.engine.buckets import MAX_PREFILLS
+from jaxserve.engine.data_groups import GroupSchedulers, GroupsEngine, GroupsExecutor
 from jaxserve.engine.decisions import CPU_LIMITS, Decisions, device_memory_bytes, first_device
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import DeviceExecutor, step_temp_bytes
 from jaxserve.engine.host_memory import prepare_allocator
-from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model, logits_bytes
+from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model, logits_bytes, model_config
 from jaxserve.engine.memory import spare_bytes
 from jaxserve.engine.program_cache import ProgramCache
 from jaxserve.engine.progress import Progress
-from jaxserve.engine.spread import spread
+from jaxserve.engine.spread import spread_over
 from jaxserve.engine.step import Program
 from jaxserve.engine.threads import settle_threads
 from jaxserve.errors import ConfigError
 from jaxserve.kv_cache import CacheSpec
 from jaxserve.layers.stack import stack_layers
 from jaxserve.scheduler import Scheduler
+from jaxserve.scheduler.page_need import SequenceNeed
 from jaxserve.step_inputs import StepShape
 from pallas_kernels.kernels import Kernels
 from sharding.plan import ShardingPlan
@@ -32,7 +35,7 @@ from sharding.plan import ShardingPlan
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltEngine:
-    """An engine that is ready, with what is known about it."""
+    """An engine that is ready, with what is known about it. num_pages: of each data group; max_num_seqs: of all."""
 
     engine: Engine
     executor: DeviceExecutor
@@ -63,36 +66,38 @@ def build_engine(
     num_seqs, num_tokens = decisions.limits()
     if decisions.tries_cpu_kernels:  # before the load: it lays the weights out for the kernels that will read them
         kernels = decisions.cpu_kernels(*cpu_kernel_needs(path), progress) or kernels
-    recipe = decisions.recipe()
-    loaded = load_model(path, recipe, progress)
-    program, loaded = _program(decisions, plan, loaded, kernels, recipe.dtype)
-    decisions.weights(loaded)
-    spec, wanted_len = decisions.cache_spec(program.config), decisions.wanted_len(loaded.config)
-    free = _free_bytes(decisions, program, loaded, spec, decisions.shapes(num_seqs, num_tokens, wanted_len)[-1])
-    need = decisions.page_need(loaded.config, num_tokens, wanted_len)
+    program, loaded = _loaded(decisions, plan, path, kernels, progress)
+    wanted_len = decisions.wanted_len(loaded.config)
+    groups = decisions.groups(loaded.config, num_tokens, wanted_len)
+    spec = decisions.cache_spec(program.config, groups)
+    free = _free_bytes(decisions, program, loaded, spec, decisions.shapes(num_seqs, num_tokens, wanted_len, groups)[-1])
+    need = decisions.page_need(loaded.config, spec, groups, num_tokens, wanted_len)
     budget, max_model_len = decisions.pages(spec, need, num_seqs, wanted_len, free)
-    executor = DeviceExecutor(
+    executor = (DeviceExecutor if program.num_groups == 1 else GroupsExecutor)(
         program=program.for_context(max_model_len),
         params=loaded.params,
-        shapes=decisions.shapes(num_seqs, num_tokens, max_model_len),
+        shapes=decisions.shapes(num_seqs, num_tokens, max_model_len, groups),
         cache_spec=spec,
         num_pages=budget.num_pages,
         num_slots=num_seqs,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
-        program_cache=_program_cache(config.compilation_cache_dir, progress),
+        program_cache=_program_cache(config.compilation_cache_dir, plan, progress),
     )
     if warm_up:
         executor.compile_all(progress)
     decisions.host_memory(executor.huge_page_bytes)
-    scheduler = _scheduler(config, budget.num_pages, (num_seqs, num_tokens), max_model_len, need.window)
+    schedulers = [
+        _scheduler(config, budget.num_pages, (num_seqs, num_tokens), max_model_len, need)
+        for _ in range(program.num_groups)
+    ]
     return BuiltEngine(
-        engine=Engine(scheduler, executor, overlap=config.overlap, seed=config.seed),
+        engine=_engine(config, schedulers, executor),
         executor=executor,
         loaded=loaded,
         choices=decisions.choices,
         max_model_len=max_model_len,
-        max_num_seqs=num_seqs,
+        max_num_seqs=num_seqs * program.num_groups,
         max_num_batched_tokens=num_tokens,
         page_size=config.page_size,
         num_pages=budget.num_pages,
@@ -100,26 +105,39 @@ def build_engine(
     )
 
 
-def _program(
-    decisions: Decisions, plan: ShardingPlan | None, loaded: LoadedModel, kernels: Kernels, dtype: str
+def _loaded(
+    decisions: Decisions, plan: ShardingPlan | None, path: Path, kernels: Kernels, progress: Progress
 ) -> tuple[Program, LoadedModel]:
-    """The program, over the devices of a plan where there is one, and the model with its weights there."""
-    program = Program(model=loaded.model, config=loaded.config, kernels=kernels, dtype=dtype)
-    params = loaded.params
-    if plan is not None:
+    """The model with its weights where it will run, on the devices of a plan if there is one, and the program."""
+    recipe = decisions.recipe()
+    if plan is None:
+        loaded = load_model(path, recipe, progress)
+        program = Program(model=loaded.model, config=loaded.config, kernels=kernels, dtype=recipe.dtype)
+    else:
         try:
-            over, params = spread(plan, loaded.model, loaded.config, params, jax.devices())
+            over = spread_over(plan, model_config(path), jax.devices())
+            loaded = load_model(path, recipe, progress, over.placement)
+        except CheckpointError:
+            raise
         except ValueError as error:
             raise ConfigError(f"{plan}: {error}") from error
-        program = dataclasses.replace(program, config=over.config, spread=over)
+        over = over.with_params(loaded.params)
+        program = Program(model=loaded.model, config=over.config, kernels=kernels, dtype=recipe.dtype, spread=over)
     if not decisions.is_cpu:
-        params = {**params, "layers": stack_layers(params["layers"])}
-        program = program.with_params(params)
-    return program, dataclasses.replace(loaded, params=params)
+        stacked = {**loaded.params, "layers": stack_layers(loaded.params["layers"])}
+        loaded, program = dataclasses.replace(loaded, params=stacked), program.with_params(stacked)
+    decisions.weights(loaded)
+    return program, loaded
+
+
+def _engine(config: EngineConfig, schedulers: list[Scheduler], executor: DeviceExecutor) -> Engine:
+    if isinstance(executor, GroupsExecutor):
+        return GroupsEngine(GroupSchedulers(schedulers), executor, overlap=config.overlap, seed=config.seed)
+    return Engine(schedulers[0], executor, overlap=config.overlap, seed=config.seed)
 
 
 def _scheduler(
-    config: EngineConfig, num_pages: int, limits: tuple[int, int], max_model_len: int, window: int | None
+    config: EngineConfig, num_pages: int, limits: tuple[int, int], max_model_len: int, need: SequenceNeed
 ) -> Scheduler:
     return Scheduler(
         num_pages=num_pages,
@@ -129,7 +147,8 @@ def _scheduler(
         max_model_len=max_model_len,
         max_prefills_per_step=MAX_PREFILLS,
         enable_prefix_caching=config.enable_prefix_caching,
-        window=window,
+        window=None if need.windowed is None else need.windowed.window,
+        tables=(need.num_full_tables, need.num_windowed_tables),
     )
 
 
@@ -145,12 +164,18 @@ def use_compilation_cache(folder: Path | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _program_cache(folder: Path | None, progress: Progress) -> ProgramCache | None:
+def _program_cache(folder: Path | None, plan: ShardingPlan | None, progress: Progress) -> ProgramCache | None:
     """The finished programs beside XLA's own cache; None where there is none, or JAX was told to use none.
 
-    On CPUs only: that what other devices load again does what was compiled has not been tried.
+    On a single CPU device only: that what other devices load again does what was compiled has not been tried, and XLA
+    ends the process that loads a program of some devices where there are more.
     """
-    if folder is None or not jax.config.jax_enable_compilation_cache or jax.default_backend() != "cpu":
+    if (
+        folder is None
+        or plan is not None
+        or not jax.config.jax_enable_compilation_cache
+        or jax.default_backend() != "cpu"
+    ):
         return None
     return ProgramCache(folder / "programs", progress.note)
 
@@ -162,4 +187,7 @@ def _free_bytes(
     temp_bytes = 0
     if not decisions.is_cpu and decisions.config.num_pages is None:
         temp_bytes = step_temp_bytes(program, loaded.params, largest, spec)
-    return spare_bytes(decisions.device, temp_bytes, device_memory_bytes(decisions.device))
+    spare, reason = spare_bytes(decisions.device, temp_bytes, device_memory_bytes(decisions.device))
+    if decisions.is_cpu and program.num_groups > 1:  # whose pages lie in one memory
+        return spare // program.num_groups, f"{reason}, shared by {program.num_groups} data groups"
+    return spare, reason

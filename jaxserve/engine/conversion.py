@@ -20,10 +20,12 @@ from jaxserve.engine.native_parameters import NativeParameters
 from jaxserve.engine.parameters import ParameterFile
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.read_ahead import read_ahead
+from jaxserve.engine.spread import division_of
 from jaxserve.quant.dense import Dense
 from jaxserve.quant.formats import FORMATS
-from jaxserve.quant.quantized import Format, Weight
+from jaxserve.quant.quantized import Format, Weight, stacked, take_rows
 from jaxserve.quant.quantized import num_bytes as bytes_of
+from sharding.plan import ShardingPlan
 from sharding.spec import ArraySpec, paths
 
 # What lies beside the weights of a folder and says how to use them: config, tokenizer, template, generation defaults.
@@ -44,16 +46,28 @@ class Converted:
     kept: tuple[str, ...]
 
 
-def convert(source: Path, target: Path, format_name: str | None, progress: Progress, *, overwrite: bool) -> Converted:
+def convert(
+    source: Path,
+    target: Path,
+    format_name: str | None,
+    progress: Progress,
+    *,
+    overwrite: bool,
+    plan: ShardingPlan | None = None,
+) -> Converted:
     """The model at `source` as a native checkpoint at `target`, which appears when it is complete.
 
-    format_name: of FORMATS, for all matrices; None keeps each as it is. Vectors are float32.
-    Raises CheckpointError for what cannot be read, where something is in the way, and where the disk is too small.
+    format_name: of FORMATS, for all matrices; None keeps each as it is. Vectors are float32. plan: whose devices each
+    read their chunks and no others; any other plan reads the checkpoint too.
+    Raises CheckpointError for what cannot be read, where something is in the way, and where the disk is too small;
+    ValueError for a plan that the model cannot be cut by.
     """
     check_target(target, overwrite=overwrite)
     wanted_format = None if format_name is None else FORMATS[format_name]
     with open_weights(source) as weights:
         model, config, layout = identify(weights)
+        if plan is not None:
+            division_of(plan, config)
         wanted = paths(model.param_specs(config))
         file = open_parameters(weights, layout, config, wanted)
         formats = {name: _target_format(file, name, spec, wanted_format) for name, spec in wanted.items()}
@@ -64,7 +78,7 @@ def convert(source: Path, target: Path, format_name: str | None, progress: Progr
                     yield name, _in_format(file, name, wanted[name], formats[name])
                     file.release(name)
 
-        parameters = _written(weights, file, target, in_turn(), wanted, formats, progress, overwrite=overwrite)
+        parameters = _written(weights, file, target, in_turn(), wanted, formats, progress, plan, overwrite=overwrite)
     kept = [n for n, spec in wanted.items() if format_name not in (None, formats[n]) and not spec.is_vector]
     return _converted(target, parameters, kept)
 
@@ -85,7 +99,7 @@ def save(loaded: LoadedModel, target: Path, progress: Progress, *, overwrite: bo
             if found not in FORMATS:
                 raise ValueError(f"parameter {name} is held as {found}; a native checkpoint keeps {', '.join(FORMATS)}")
         in_turn = ((n, Dense(array=held[n]) if wanted[n].is_vector else held[n]) for n in wanted)
-        parameters = _written(weights, file, target, in_turn, wanted, formats, progress, overwrite=overwrite)
+        parameters = _written(weights, file, target, in_turn, wanted, formats, progress, None, overwrite=overwrite)
     return _converted(target, parameters, [])
 
 
@@ -103,6 +117,7 @@ def _written(
     wanted: Mapping[str, ArraySpec],
     formats: Mapping[str, str],
     progress: Progress,
+    plan: ShardingPlan | None,
     *,
     overwrite: bool,
 ) -> dict[str, NativeParameter]:
@@ -113,7 +128,11 @@ def _written(
         with progress.task("writing weights", len(wanted)) as advance:
             for name, weight in in_turn:
                 parts = {"": weight.array} if isinstance(weight, Dense) else vars(weight)
-                arrays = {part: writer.write(name, part, np.asarray(array)) for part, array in parts.items()}
+                cut = None if plan is None else [plan.size(axis) for axis in wanted[name].axes]
+                arrays = {}
+                for part, array in parts.items():
+                    fitting = cut if cut is not None and len(cut) == array.ndim else None
+                    arrays[part] = writer.write(name, part, np.asarray(array), fitting)
                 parameters[name] = NativeParameter(format=formats[name], shape=wanted[name].shape, arrays=arrays)
                 advance(1)
         _copy_side_files(weights.path, writer.path)
@@ -162,16 +181,16 @@ def _in_format(file: ParameterFile | NativeParameters, name: str, spec: ArraySpe
 
 def encoded(weight: Weight, wanted: Format) -> Weight:
     """The weight in another format, on the host; some rows at a time are written out in float32."""
-    *leading, num_outputs, num_inputs = weight.shape
-    flat = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, leaf.shape[-1]), weight)
-    num_rows = int(np.prod(leading, dtype=np.int64)) * num_outputs
+    if len(weight.shape) > 2:
+        each = (jax.tree.map(lambda leaf, index=index: leaf[index], weight) for index in range(weight.shape[0]))
+        return stacked([encoded(one, wanted) for one in each])
+    num_outputs, num_inputs = (weight.shape[axis] for axis in (-2, -1))
     step = max(1, ENCODE_BYTES // (4 * num_inputs))
     parts = []
-    for start in range(0, num_rows, step):
-        rows = jax.tree.map(lambda leaf, start=start: leaf[start : start + step], flat)
+    for start in range(0, num_outputs, step):
+        rows = take_rows(weight, np.arange(start, min(start + step, num_outputs)))
         parts.append(wanted.encode(np.asarray(rows.decode())))
-    whole = parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    return jax.tree.map(lambda leaf: leaf.reshape(*leading, num_outputs, leaf.shape[-1]), whole)
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 def _copy_side_files(source: Path, folder: Path) -> None:

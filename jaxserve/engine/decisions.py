@@ -21,10 +21,11 @@ from jaxserve.engine.memory import PageBudget, page_budget
 from jaxserve.engine.progress import Progress
 from jaxserve.errors import ConfigError
 from jaxserve.kv_cache import CacheSpec, cache_spec, cache_window
-from jaxserve.scheduler.page_need import PageNeed, page_need
+from jaxserve.layer_groups import LayerGroups, layer_groups
+from jaxserve.scheduler.page_need import SequenceNeed, page_need, sequence_need
 from jaxserve.step_inputs import StepShape
 from pallas_kernels.kernels import Kernels, cpu_kernels, kernels_for
-from sharding.plan import ShardingPlan, read_plan
+from sharding.plan import MESH_AXES, ShardingPlan, read_plan
 
 CPU_LIMITS = (32, 512)  # max_num_seqs, max_num_batched_tokens where computing, not reading, is scarce
 ACCELERATOR_LIMITS = (256, 2048)
@@ -54,13 +55,17 @@ class Decisions:
 
     def plan(self) -> ShardingPlan | None:
         """Over which devices the model is spread; None for one."""
-        config, sizes = self.config, {}
+        config = self.config
         try:
             if config.plan is not None:
                 plan, reason = read_plan(Path(config.plan)), f"--plan {config.plan}"
             else:
-                sizes = {"tensor": config.tensor_parallel_size or 1, "expert": config.expert_parallel_size or 1}
-                plan, reason = ShardingPlan(**sizes), "--tensor-parallel-size, --expert-parallel-size"
+                plan = ShardingPlan(
+                    tensor=config.tensor_parallel_size or 1,
+                    expert=config.expert_parallel_size or 1,
+                    data=config.data_parallel_size or 1,
+                )
+                reason = ", ".join(f"--{a}-parallel-size" for a in MESH_AXES if plan.mesh_size(a) > 1) or "default"
         except (OSError, ValueError) as error:
             raise ConfigError(f"--plan {config.plan}: {error}") from error
         num_devices = len(jax.devices())
@@ -70,10 +75,13 @@ class Decisions:
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={plan.num_devices} makes virtual ones"
             )
         if plan.num_devices == 1:
-            self._note("plan", "one device", "default" if config.plan is None and sizes.get("tensor") == 1 else reason)
+            self._note("plan", "one device", reason)
             return None
         self._is_spread = True
-        self._note("plan", str(plan), reason)
+        each = (
+            "" if plan.data == 1 else f"; pages, sequences and tokens of a step are those of each of {plan.data} groups"
+        )
+        self._note("plan", str(plan), reason + each)
         return plan
 
     def kernels(self) -> Kernels:
@@ -148,7 +156,9 @@ class Decisions:
             self._note("kernel_fallback", lack.lack, str(lack))
             return None
         built = ", ".join(sorted(formats.single | formats.experts)) or "no format"
-        reason = f"{built} ({origins_line(targets) or 'none'}); activations are rounded to 8 bits, as llama.cpp does"
+        reason = f"{built} ({origins_line(targets) or 'none'})"
+        if (formats.single | formats.experts) - {"F32", "F16", "BF16"}:
+            reason += "; activations are rounded to 8 bits, as llama.cpp does"
         self._note("kernels", "cpu", reason)
         self._note("cpu_level", targets.level, "the best this CPU has" if level is None else "--cpu-level")
         return cpu_kernels(targets)
@@ -182,22 +192,8 @@ class Decisions:
             dtype = self.choices["dtype"].value
             reason = f"expanded to {dtype} from {sum(loaded.file_bytes.values()):,} bytes ({in_file})"
         self._note("weights", f"{loaded.held_bytes:,} bytes", reason)
-
-    def cache_spec(self, model: Any) -> CacheSpec:
-        """Geometry and type of the KV cache."""
-        dtype, reason = self._cache_dtype()
-        return self._geometry(model, self._note("kv_cache_dtype", dtype, reason))
-
-    def _geometry(self, model: Any, dtype: str) -> CacheSpec:
-        try:
-            return cache_spec(model, self.config.page_size, dtype, self.device.platform)
-        except ValueError as error:
-            raise ConfigError(f"--kv-cache-dtype {dtype}: {error}") from error
-
-    def _cache_dtype(self) -> tuple[str, str]:
-        if self.config.kv_cache_dtype == "auto":
-            return self.choices["dtype"].value, "the activations' type"
-        return self.config.kv_cache_dtype, "--kv-cache-dtype"
+        if loaded.notes:
+            self._note("activations", "not rounded", "; ".join(loaded.notes))
 
     def wanted_len(self, model: Any) -> int:
         """The context asked for: the model's unless a shorter one is given."""
@@ -208,7 +204,34 @@ class Decisions:
             )
         return wanted
 
-    def shapes(self, num_seqs: int, num_tokens: int, max_model_len: int) -> tuple[StepShape, ...]:
+    def groups(self, model: Any, num_tokens: int, wanted_len: int) -> LayerGroups | None:
+        """The groups of layers that have a page table each; None where all share one."""
+        windows, page_size = getattr(model, "windows", ()), self.config.page_size
+        if not any(windows):
+            return None
+        need = page_need(max(window or 0 for window in windows), page_size, num_tokens)
+        return layer_groups(windows, page_size, need.most, -(-wanted_len // page_size))
+
+    def cache_spec(self, model: Any, groups: LayerGroups | None = None) -> CacheSpec:
+        """Geometry and type of the KV cache."""
+        dtype, reason = self._cache_dtype()
+        return self._geometry(model, self._note("kv_cache_dtype", dtype, reason), groups)
+
+    def _geometry(self, model: Any, dtype: str, groups: LayerGroups | None = None) -> CacheSpec:
+        try:
+            layers_per_page = groups and groups.layers_per_group
+            return cache_spec(model, self.config.page_size, dtype, layers_per_page, platform=self.device.platform)
+        except ValueError as error:
+            raise ConfigError(f"--kv-cache-dtype {dtype}: {error}") from error
+
+    def _cache_dtype(self) -> tuple[str, str]:
+        if self.config.kv_cache_dtype == "auto":
+            return self.choices["dtype"].value, "the activations' type"
+        return self.config.kv_cache_dtype, "--kv-cache-dtype"
+
+    def shapes(
+        self, num_seqs: int, num_tokens: int, max_model_len: int, groups: LayerGroups | None
+    ) -> tuple[StepShape, ...]:
         """The closed list of step shapes."""
         shapes = step_shapes(
             max_num_seqs=num_seqs,
@@ -216,26 +239,37 @@ class Decisions:
             max_prefills=MAX_PREFILLS,
             max_pages=-(-max_model_len // self.config.page_size),
             deterministic=self.config.deterministic,
+            groups=groups,
         )
         self._note("step_shapes", [str(shape) for shape in shapes], "every step is padded to one of these")
         return shapes
 
-    def page_need(self, model: Any, num_tokens: int, wanted_len: int) -> PageNeed:
+    def page_need(
+        self, model: Any, spec: CacheSpec, groups: LayerGroups | None, num_tokens: int, wanted_len: int
+    ) -> SequenceNeed:
         """What one sequence needs of the pages; of a model without any window nothing is said."""
-        window, windows = cache_window(model), getattr(model, "windows", ())
+        window, windows, page_size = cache_window(model), getattr(model, "windows", ()), self.config.page_size
+        if groups is not None:
+            tables = (groups.num_full, groups.num_windowed)
+            need = sequence_need(groups.window, page_size, num_tokens, tables)
+            freed = f"pages that left the window of {groups.window:,} tokens are freed"
+            in_layers = f"in {groups.num_windowed_layers} of {len(windows)} layers"
+            self._note("window", f"{freed} {in_layers}", _saving(need, spec, groups, wanted_len))
+            return need
         if window is not None and window < wanted_len:
             freed = f"pages that left the window of {window:,} tokens are freed"
             self._note("window", freed, "no layer sees further back")
-            return page_need(window, self.config.page_size, num_tokens)
+            return sequence_need(window, page_size, num_tokens)
         if window is not None:
             self._note("window", "all pages are kept", f"{window:,} tokens, no less than max_model_len")
         elif any(windows):
-            reason = f"{windows.count(None)} of {len(windows)} layers have no window"
+            some = f"{windows.count(None)} of {len(windows)} layers have no window"
+            reason = f"{some}, and {wanted_len:,} tokens would take hardly less with pages of their own for these"
             self._note("window", "all pages are kept", reason)
-        return page_need(None, self.config.page_size, num_tokens)
+        return sequence_need(None, page_size, num_tokens)
 
     def pages(
-        self, spec: CacheSpec, need: PageNeed, num_seqs: int, wanted_len: int, free: tuple[int, str]
+        self, spec: CacheSpec, need: SequenceNeed, num_seqs: int, wanted_len: int, free: tuple[int, str]
     ) -> tuple[PageBudget, int]:
         """The pages, and max_model_len: what was asked for, or as far as the pages reach."""
         budget = page_budget(
@@ -245,19 +279,19 @@ class Decisions:
             memory_bytes=self.config.kv_cache_memory_bytes,
             free=free,
             total_bytes=device_memory_bytes(self.device),
+            column_pages=need.num_tables,
         )
-        reach = wanted_len if budget.num_pages >= need.least else budget.num_pages * spec.page_size
+        reach = need.longest(budget.num_pages, wanted_len, in_chunks=not self.config.max_model_len)
         if wanted_len > reach and self.config.max_model_len:
-            least = min(need.least, need.of_tokens(wanted_len))
             raise ConfigError(
-                f"--max-model-len {wanted_len:,} needs {least:,} KV pages and there are "
+                f"--max-model-len {wanted_len:,} needs {need.least_for(wanted_len):,} KV pages and there are "
                 f"{budget.num_pages:,} ({budget.reason}); lower it to {reach:,} or give the cache more memory"
             )
         reason = "--max-model-len" if self.config.max_model_len else "the model's"
-        max_model_len = self._note(
-            "max_model_len", min(wanted_len, reach), reason if wanted_len <= reach else "what the KV pages hold"
-        )
-        self._note("kv_pages", f"{budget.num_pages:,} pages, {budget.num_bytes:,} bytes", budget.reason)
+        max_model_len = self._note("max_model_len", reach, reason if wanted_len <= reach else "what the KV pages hold")
+        size = f"{budget.num_pages:,} pages, {budget.num_bytes:,} bytes"
+        in_groups = "" if need.num_tables == 1 else f"; a token takes {need.num_tables} at first, one for each group"
+        self._note("kv_pages", size, f"{budget.reason}{in_groups}")
         return budget, max_model_len
 
     def host_memory(self, huge_page_bytes: int) -> None:
@@ -271,6 +305,18 @@ class Decisions:
         kept = keep_freed_memory()
         reason = "or large temporary buffers would fault page by page" if kept else "this C library cannot keep it"
         self._note("freed_memory", "kept by the process" if kept else "given back", reason)
+
+
+def _saving(need: SequenceNeed, spec: CacheSpec, groups: LayerGroups, wanted_len: int) -> str:
+    """What groups of layers save, in words."""
+    num_pages, per_page = -(-wanted_len // need.page_size), spec.page_bytes
+    assert need.windowed is not None
+    held = groups.num_full * num_pages + groups.num_windowed * min(num_pages, need.windowed.least + 1)
+    together = num_pages * per_page * len(groups.places) // groups.layers_per_group
+    return (
+        f"{groups.num_groups} groups of up to {groups.layers_per_group} layers have a page table each; {wanted_len:,} "
+        f"tokens hold {held * per_page:,} bytes while more are generated, instead of {together:,}"
+    )
 
 
 _AS_GIVEN = (

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from jaxserve.engine.executor import Executor, InFlight, StepResult, row_of
 from jaxserve.engine.pooling import PooledPrompt
@@ -17,7 +18,24 @@ from jaxserve.engine.requests import (
 )
 from jaxserve.pooling_params import Pooling
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.scheduler import Request, Scheduler, StepPlan, TokenEvent
+from jaxserve.scheduler import Request, Scheduler, SchedulerStats, StepPlan, TokenEvent
+
+
+class Schedules(Protocol):
+    """What an engine asks of its scheduler about requests; of the schedulers of several groups too."""
+
+    def check(self, request: Request) -> None: ...
+
+    def add(self, request: Request) -> None: ...
+
+    def abort(self, request_id: str) -> bool: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def stats(self) -> SchedulerStats: ...
+
+    def check_invariants(self) -> None: ...
 
 
 class Engine:
@@ -28,12 +46,13 @@ class Engine:
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, *, overlap: bool, seed: int) -> None:
-        self.scheduler = scheduler
+        self.scheduler: Schedules = scheduler
         self.executor = executor
+        self._scheduler = scheduler
         self._overlap = overlap
         self._seed = seed
         self._serials = itertools.count()
-        self._in_flight: InFlight | None = None
+        self._in_flight: Any = None
         self.num_steps = 0
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
@@ -95,18 +114,24 @@ class Engine:
 
     def step(self) -> list[EngineEvent]:
         """One step: what became known in it."""
-        plan = self.scheduler.schedule()
-        dispatched = self.executor.dispatch(plan) if plan is not None else None
+        dispatched = self._dispatch()
         if self._overlap:
             dispatched, self._in_flight = self._in_flight, dispatched
         if dispatched is None:
             return []
+        self.num_steps += 1
+        return self._finish(dispatched)
+
+    def _dispatch(self) -> Any:
+        """What was started on the device; None when there is nothing to compute."""
+        plan = self._scheduler.schedule()
+        return self.executor.dispatch(plan) if plan is not None else None
+
+    def _finish(self, dispatched: InFlight) -> list[EngineEvent]:
         result = self.executor.fetch(dispatched)
-        events = self.scheduler.commit(dispatched.plan, result.token_ids)
-        return self._told(dispatched.plan, result, events)
+        return self._told(dispatched.plan, result, self._scheduler.commit(dispatched.plan, result.token_ids))
 
     def _told(self, plan: StepPlan, result: StepResult, events: Sequence[TokenEvent]) -> list[EngineEvent]:
-        self.num_steps += 1
         if result.prompt_logprobs is not None:
             _keep_prompt_logprobs(plan, result)
         told = []

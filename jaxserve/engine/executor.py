@@ -80,10 +80,10 @@ class Executor(Protocol):
 def step_temp_bytes(program: Program, params: Any, shape: StepShape, spec: CacheSpec) -> int:
     """Temporary bytes of one step shape, from its compilation on described arrays: nothing is allocated."""
     max_len = shape.max_pages * spec.page_size
-    make = partial(empty_cache, spec, shape.max_pages, program.kernels)
+    make = partial(empty_cache, spec, shape.max_pages * program.num_groups, program.kernels)
     cache = jax.eval_shape(make) if program.spread is None else program.spread.described_cache(make)
-    state = jax.eval_shape(lambda: empty_state(shape.num_rows, max_len))
-    buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32, sharding=program.everywhere)
+    state = jax.eval_shape(lambda: empty_state((shape.num_rows + 1) * program.num_groups, max_len))
+    buffer = jax.ShapeDtypeStruct((packing(shape)[1] * program.num_groups,), jnp.int32, sharding=program.by_group)
     memory = step_function(program, shape).lower(params, cache, state, buffer).compile().memory_analysis()
     return memory.temp_size_in_bytes if memory else 0
 
@@ -93,9 +93,8 @@ def row_of(plan: StepPlan, shape: StepShape, row: int) -> int:
     return row if row < plan.num_single_rows else shape.single_rows + row - plan.num_single_rows
 
 
-def empty_state(num_slots: int, max_len: int) -> SlotState:
-    """Slot state with nothing in it, one spare row included."""
-    rows = num_slots + 1
+def empty_state(rows: int, max_len: int) -> SlotState:
+    """Slot state with nothing in it; each data group has a spare row after those of its slots."""
     return SlotState(
         history=jnp.zeros((rows, max_len), jnp.int32),
         bias_ids=jnp.full((rows, MAX_LOGIT_BIAS), -1, jnp.int32),
@@ -147,12 +146,14 @@ class DeviceExecutor:
         self.shapes = shapes
         self._eos_token_ids = eos_token_ids
         self._max_len = max_model_len
-        self._filler = InputFiller(shapes, num_slots)
+        self._num_slots = num_slots
+        self._fillers = tuple(InputFiller(shapes, num_slots) for _ in range(program.num_groups))
         self._dirty_slots: set[int] = set()
-        self._cache = program.new_cache(cache_spec, num_pages)
+        self._cache = program.new_cache(cache_spec, num_pages * program.num_groups)
         is_moved = jax.default_backend() == "cpu" and program.spread is None
         self.huge_page_bytes = in_huge_pages(self._cache) if is_moved else 0
-        self._state = jax.device_put(empty_state(num_slots, max_model_len), program.everywhere)
+        rows = (num_slots + 1) * program.num_groups
+        self._state = jax.device_put(empty_state(rows, max_model_len), program.by_group)
         self._steps: dict[StepShape, Any] = {}
         self._held: dict[StepShape, HeldProgram] = {}
         self._set_slot: Any = None
@@ -219,12 +220,13 @@ class DeviceExecutor:
         return program
 
     def _arguments(self, shape: StepShape) -> tuple[Any, ...]:
-        buffer = jax.ShapeDtypeStruct((packing(shape)[1],), jnp.int32, sharding=self.program.everywhere)
+        size = packing(shape)[1] * self.program.num_groups
+        buffer = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=self.program.by_group)
         return self.params, self._cache, self._state, buffer
 
     def _slot_setter(self) -> Any:
         if self._set_slot is None:
-            arguments = (self._state, *jax.device_put(self._slot_row(None), self.program.everywhere))
+            arguments = (self._state, *jax.device_put(self._slot_row(None, 0), self.program.everywhere))
             self._set_slot = self._ready(jax.jit(_set_slot, donate_argnums=0), "place request", _set_slot, arguments)
         return self._set_slot
 
@@ -241,23 +243,25 @@ class DeviceExecutor:
         report = ProgramReport(name=name, seconds=seconds, from_cache=from_cache, temp_bytes=temp_bytes)
         self.programs.append(report)
 
-    def place(self, requests: Sequence[Request]) -> None:
+    def place(self, requests: Sequence[Request], group: int = 0) -> None:
         """Takes over requests that were given a slot: sampling rows, and device state where it is needed."""
         for request in requests:
-            payload, slot = request.payload, request.slot
+            payload = request.payload
             assert isinstance(payload, EngineRequest)
-            assert slot is not None
+            assert request.slot is not None
+            slot = group * (self._num_slots + 1) + request.slot
             pooling = None if payload.pooled is None else payload.pooled.pooling
-            self._filler.place(request, payload.params, payload.seed, payload.prompt_logprobs is not None, pooling)
+            self._fillers[group].place(
+                request, payload.params, payload.seed, payload.prompt_logprobs is not None, pooling
+            )
             needs_state = needs_slot_state(payload.params)
             if needs_state or slot in self._dirty_slots:
                 self._state = self._slot_setter()(
-                    self._state, *jax.device_put(self._slot_row(request), self.program.everywhere)
+                    self._state, *jax.device_put(self._slot_row(request, slot), self.program.everywhere)
                 )
             (self._dirty_slots.add if needs_state else self._dirty_slots.discard)(slot)
 
-    def _slot_row(self, request: Request | None) -> tuple[np.ndarray, ...]:
-        slot = np.asarray(0 if request is None else request.slot, np.int32)
+    def _slot_row(self, request: Request | None, slot: int) -> tuple[np.ndarray, ...]:
         history = np.zeros(self._max_len, np.int32)
         bias_ids = np.full(MAX_LOGIT_BIAS, -1, np.int32)
         bias_values = np.zeros(MAX_LOGIT_BIAS, np.float32)
@@ -272,31 +276,30 @@ class DeviceExecutor:
             eos = frozenset() if params.ignore_eos else self._eos_token_ids
             stops = sorted(eos.union(params.stop_token_ids or ()))
             stop_ids[: len(stops)] = stops
-        return slot, history, bias_ids, bias_values, stop_ids
+        return np.asarray(slot, np.int32), history, bias_ids, bias_values, stop_ids
 
     def dispatch(self, plan: StepPlan) -> InFlight:
         """Starts the step on the device and returns at once."""
         self.place(plan.placed)
-        shape, buffer = self._filler.fill(plan)
+        shape = self._fillers[0].shape_of(plan)
+        return InFlight(plan=plan, shape=shape, outputs=self._run(shape, self._fillers[0].fill(plan, shape)))
+
+    def _run(self, shape: StepShape, buffer: Int32[np.ndarray, "W"]) -> StepOutputs:
         outputs, self._cache, self._state = self._step(shape)(
-            self.params, self._cache, self._state, jax.device_put(buffer, self.program.everywhere)
+            self.params, self._cache, self._state, jax.device_put(buffer, self.program.by_group)
         )
-        return InFlight(plan=plan, shape=shape, outputs=outputs)
+        return outputs
 
     def fetch(self, step: InFlight) -> StepResult:
         """Waits for the step and brings its tokens, and what else its requests want, to the host."""
-        outputs: StepOutputs = step.outputs
-        drawn = np.asarray(outputs.token_ids).tolist()
-        plan, shape = step.plan, step.shape
-        singles = plan.num_single_rows
-        token_ids = drawn[:singles] + drawn[shape.single_rows : shape.single_rows + len(plan.slots) - singles]
-        wants = wanted_outputs(plan)
+        drawn = np.asarray(step.outputs.token_ids).tolist()
+        wants = wanted_outputs(step.plan)
         return StepResult(
-            shape=shape,
-            token_ids=token_ids,
-            logprobs=jax.device_get(outputs.logprobs) if wants[0] else None,
-            prompt_logprobs=jax.device_get(outputs.prompt_logprobs) if wants[1] else None,
-            pooled=np.asarray(outputs.pooled) if wants[2] else None,
+            shape=step.shape,
+            token_ids=drawn_tokens(step.plan, step.shape, drawn),
+            logprobs=jax.device_get(step.outputs.logprobs) if wants[0] else None,
+            prompt_logprobs=jax.device_get(step.outputs.prompt_logprobs) if wants[1] else None,
+            pooled=np.asarray(step.outputs.pooled) if wants[2] else None,
         )
 
     def close(self) -> None:
@@ -308,6 +311,12 @@ class DeviceExecutor:
         self._steps.clear()
         self._held.clear()
         self._set_slot = None
+
+
+def drawn_tokens(plan: StepPlan, shape: StepShape, drawn: list[int]) -> list[int]:
+    """The tokens of the plan's rows among those of all device rows."""
+    singles = plan.num_single_rows
+    return drawn[:singles] + drawn[shape.single_rows : shape.single_rows + len(plan.slots) - singles]
 
 
 def wanted_outputs(plan: StepPlan) -> tuple[bool, bool, bool]:

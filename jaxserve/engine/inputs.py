@@ -1,11 +1,13 @@
 """From a step plan (lists of ints) to the packed host buffer of its bucket."""
 
 import numpy as np
+from jaxtyping import Int32
 
 from jaxserve.engine.buckets import choose_shape
 from jaxserve.engine.pooling import CODES
 from jaxserve.pooling_params import Pooling
 from jaxserve.sampling_params import SamplingParams
+from jaxserve.scheduler.pages import NO_PAGE
 from jaxserve.scheduler.request import Request
 from jaxserve.scheduler.step_plan import StepPlan
 from jaxserve.step_inputs import FLOAT_COLUMNS, INT_COLUMNS, NUM_COLUMNS, StepShape, buffer_views
@@ -14,7 +16,7 @@ _WORD = 0xFFFFFFFF
 
 
 class InputFiller:
-    """Keeps the host's copy of the page table and sampling rows by slot, and fills buffers from them.
+    """Keeps the host's copy of the page tables and sampling rows by slot, and fills buffers from them.
 
     Rows change only when a request enters a slot or gets a page, so a step costs a few numpy calls whatever its size.
     """
@@ -24,7 +26,13 @@ class InputFiller:
         self._spare = num_slots
         self._scoring: set[int] = set()  # slots whose requests want prompt logprobs
         self._pooling: dict[int, int] = {}  # codes of slots whose requests want hidden states pooled
-        self._page_table = np.zeros((num_slots + 1, shapes[0].max_pages), np.int32)
+        groups = shapes[0].groups
+        num_full, num_windowed = (1, 0) if groups is None else (groups.num_full, groups.num_windowed)
+        self._page_tables = np.zeros((num_full, num_slots + 1, shapes[0].max_pages), np.int32)
+        num_held = 0 if groups is None else groups.window_pages
+        self._window_pages = np.zeros(
+            (num_windowed, num_slots + 1, num_held), np.int32
+        )  # the page at i in i % num_held
         self._sampling = np.zeros((num_slots + 1, NUM_COLUMNS), np.int32)
         self._sampling[num_slots] = sampling_row(SamplingParams(temperature=0.0), 0, 0)
 
@@ -46,13 +54,18 @@ class InputFiller:
             self._pooling[request.slot] = CODES[pooling]
         self._sampling[request.slot] = sampling_row(params, seed, len(request.prompt_token_ids))
 
-    def fill(self, plan: StepPlan) -> tuple[StepShape, np.ndarray]:
-        """The bucket that holds the plan, and its filled buffer."""
-        for slot, first, pages in plan.page_updates:
-            self._page_table[slot, first : first + len(pages)] = pages
+    def shape_of(self, *plans: StepPlan) -> StepShape:
+        """The smallest bucket that holds each of the plans."""
+        singles = max(plan.num_single_rows for plan in plans)
+        tokens = max(len(plan.token_ids) - plan.num_single_rows for plan in plans)
+        rows = max(len(plan.slots) - plan.num_single_rows for plan in plans)
+        return choose_shape(self._shapes, singles, tokens, rows)
+
+    def fill(self, plan: StepPlan, shape: StepShape) -> Int32[np.ndarray, "W"]:
+        """The filled buffer of a plan in a bucket that holds it."""
+        self._update_tables(plan)
         singles, num_rows = plan.num_single_rows, len(plan.slots)
         chunks = num_rows - singles
-        shape = choose_shape(self._shapes, singles, len(plan.token_ids) - singles, chunks)
         buffer, views = buffer_views(shape)
         rows = np.full(shape.num_rows, self._spare, np.int32)
         first_chunk = shape.single_rows
@@ -65,8 +78,21 @@ class InputFiller:
         if self._pooling:
             views["pooling"][:] = [self._pooling.get(slot, 0) for slot in rows.tolist()]
         views["sampling"][:] = self._sampling[rows]
-        np.take(self._page_table, rows, axis=0, out=views["page_table"])
-        return shape, buffer
+        np.take(self._page_tables[0], rows, axis=0, out=views["page_table"])
+        if shape.groups is not None:
+            views["more_page_tables"][:] = self._page_tables[1:, rows]
+            views["window_pages"][:] = self._window_pages[:, rows]
+        return buffer
+
+    def _update_tables(self, plan: StepPlan) -> None:
+        num_full, num_held = len(self._page_tables), self._window_pages.shape[2]
+        for table, slot, first, pages in plan.page_updates:
+            if table < num_full:
+                self._page_tables[table, slot, first : first + len(pages)] = pages
+                continue
+            num_left = pages.count(NO_PAGE)  # they come first; the step knows that they are gone
+            columns = np.arange(first + num_left, first + len(pages)) % num_held
+            self._window_pages[table - num_full, slot, columns] = pages[num_left:]
 
     def _fill_tokens(self, views: dict[str, np.ndarray], shape: StepShape, plan: StepPlan) -> None:
         singles, tokens = plan.num_single_rows, plan.token_ids
@@ -98,7 +124,7 @@ class InputFiller:
 
     def _fill_rows(self, views: dict[str, np.ndarray], shape: StepShape, plan: StepPlan) -> None:
         singles, chunks = plan.num_single_rows, len(plan.slots) - plan.num_single_rows
-        ends = np.add(plan.starts, plan.lengths, dtype=np.int32)
+        ends = np.asarray(plan.starts, np.int32) + np.asarray(plan.lengths, np.int32)
         first_chunk = shape.single_rows
         parts = (
             (slice(0, singles), slice(0, singles)),

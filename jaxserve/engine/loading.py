@@ -14,25 +14,28 @@ from checkpoints.load import NativeWeights, WeightSource, is_gguf, open_weights
 from jaxserve.engine.host_memory import one_after_another
 from jaxserve.engine.native_parameters import NativeParameters
 from jaxserve.engine.parameters import ParameterFile
+from jaxserve.engine.placement import Placement, host_dense, placed_dense, placed_packed, placed_vector
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.read_ahead import read_ahead
 from jaxserve.layers.linear import NEIGHBOURS
 from jaxserve.models.model import FileLayout, Model
 from jaxserve.models.registry import model_for_gguf, model_for_hf
 from jaxserve.quant.dense import Dense
-from jaxserve.quant.formats import FORMATS
 from jaxserve.quant.quantized import Weight
-from jaxserve.quant.tiled import TiledWeight, can_tile, joined, tiled
+from jaxserve.quant.schemes.registry import scheme_of
+from jaxserve.quant.schemes.scheme import Scheme
+from jaxserve.quant.tiled import TiledWeight, can_tile, has_kernel, joined, tiled
 from sharding.spec import ArraySpec, map_specs, paths
 
 MAX_CONFIG_BYTES = 16 * 2**20
 
-type Placement = Callable[[str, ArraySpec], jax.sharding.Sharding | None]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """Parameters on the device, and what it took: bytes by format in the file and bytes held."""
+    """Parameters on the device, and what it took: bytes by format in the file and bytes held.
+
+    notes: what a quantized checkpoint asks for and is not done, a line each.
+    """
 
     model: Model
     config: Any
@@ -42,6 +45,7 @@ class LoadedModel:
     held_bytes: int
     num_parameters: int
     is_expanded: bool
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +63,9 @@ class Recipe:
 def load_model(path: Path, recipe: Recipe, progress: Progress, placement: Placement | None = None) -> LoadedModel:
     """The model at `path`: a GGUF file, a folder of safetensors with config.json, or a native checkpoint.
 
-    placement: where each parameter goes; without one, or where it says None, to the default device.
+    placement: where each parameter goes, by default to the default device.
     Raises CheckpointError for damaged files and for tensors that are missing, left over or misshapen; ValueError for
-    a placement of tiles, which are one CPU's, and for one that cuts packed rows.
+    a placement of tiles, which are one CPU's, and for one that cuts packed blocks.
     """
     if placement is not None and recipe.layout == "tiled":
         raise ValueError("weights in tiles are for one CPU: they take no placement")
@@ -76,7 +80,7 @@ def load_model(path: Path, recipe: Recipe, progress: Progress, placement: Placem
                 leaves[parameter] = _on_devices(file, parameter, wanted[parameter], recipe, placement)
                 file.release(parameter)
                 advance(1)
-        file_bytes = file.bytes_by_format
+        file_bytes, scheme = file.bytes_by_format, quantization(source)
     params = map_specs(specs, leaves)
     assert isinstance(params, dict)
     if recipe.layout == "tiled":
@@ -93,6 +97,7 @@ def load_model(path: Path, recipe: Recipe, progress: Progress, placement: Placem
         held_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(params)),
         num_parameters=sum(spec.size for spec in wanted.values()),
         is_expanded=recipe.layout == "expanded" and any(name not in ("F32",) for name in file_bytes),
+        notes=() if scheme is None else scheme.notes,
     )
 
 
@@ -102,7 +107,14 @@ def open_parameters(
     """The model's parameters in an open file, all accounted for."""
     if isinstance(source, NativeWeights):
         return NativeParameters(source.arrays, wanted)
-    return ParameterFile(source, layout, config, wanted)
+    return ParameterFile(source, layout, config, wanted, quantization(source))
+
+
+def quantization(source: WeightSource) -> Scheme | None:
+    """The scheme of a quantized checkpoint of safetensors; other containers say the format of each tensor."""
+    if isinstance(source, NativeWeights) or is_gguf(source.path) or source.metadata:
+        return None
+    return scheme_of(read_config(source.path), source.names())
 
 
 def tiled_formats(loaded: LoadedModel) -> set[str]:
@@ -127,12 +139,16 @@ def cpu_kernel_needs(path: Path) -> tuple[FormatsToMultiply, Any]:
         read_by_row = {"embed"} if "unembed" in wanted else set()  # tied, it is the output matrix too
         found: dict[bool, set[str]] = {False: set(), True: set()}
         for parameter, spec in wanted.items():
-            known = FORMATS.get(file.format_of(parameter))
-            if known is None or not _is_tiled(spec) or parameter in read_by_row:
-                continue
-            if can_tile(known.spec(*spec.shape[-2:])):
-                found["experts" in spec.axes].add(known.name)
+            name = file.format_of(parameter)
+            if _is_tiled(spec) and parameter not in read_by_row and has_kernel(name, spec.shape):
+                found["experts" in spec.axes].add(name)
     return FormatsToMultiply(single=frozenset(found[False]), experts=frozenset(found[True])), config
+
+
+def model_config(path: Path) -> Any:
+    """The config of a model on disk."""
+    with open_weights(path) as source:
+        return identify(source)[1]
 
 
 def logits_bytes(path: Path, num_rows: int) -> int:
@@ -218,16 +234,25 @@ def _on_devices(
     file: ParameterFile | NativeParameters, parameter: str, spec: ArraySpec, recipe: Recipe, placement: Placement | None
 ) -> object:
     """One parameter, a vector as an array, where the placement says and as the recipe says."""
-    sharding = placement(parameter, spec) if placement else None
+    sharding = placement.sharding(parameter, spec) if placement else None
+    if placement is None or sharding is None:
+        is_vector = spec.is_vector
+        return jnp.asarray(file.vector(parameter)) if is_vector else _laid_out_of(file, parameter, spec, recipe)
+    units = placement.units(spec)
     if spec.is_vector:
-        vector = file.vector(parameter)
-        return jnp.asarray(vector) if sharding is None else jax.device_put(vector, sharding)
-    if sharding is None:
-        return _laid_out(file.matrix(parameter), _recipe_of(parameter, spec, recipe))
-    if recipe.layout == "packed":
-        return file.placed(parameter, sharding, None)
-    weight = file.placed(parameter, sharding, recipe.dtype)
-    return _expanded(weight, recipe.dtype, sharding)
+        return placed_vector(file.vector(parameter), units, sharding)
+    dtype = None if recipe.layout == "packed" else recipe.dtype
+    weight = file.placed(parameter, sharding, units, dtype)
+    if weight is not None:
+        return weight
+    whole = file.matrix(parameter)
+    if dtype is None and not isinstance(whole, Dense):
+        return placed_packed(parameter, whole, units, sharding)
+    return placed_dense(host_dense(whole, dtype, _decode_to(recipe.dtype)), units, sharding)
+
+
+def _laid_out_of(file: ParameterFile | NativeParameters, parameter: str, spec: ArraySpec, recipe: Recipe) -> Weight:
+    return _laid_out(file.matrix(parameter), _recipe_of(parameter, spec, recipe))
 
 
 def _laid_out(weight: Weight, recipe: Recipe) -> Weight:
@@ -238,11 +263,10 @@ def _laid_out(weight: Weight, recipe: Recipe) -> Weight:
     return weight if recipe.layout == "packed" else _expanded(weight, recipe.dtype)
 
 
-def _expanded(weight: Weight, dtype: str, sharding: jax.sharding.Sharding | None = None) -> Weight:
+def _expanded(weight: Weight, dtype: str) -> Weight:
     if isinstance(weight, Dense) and str(weight.array.dtype) == dtype:
         return weight
-    decoded = _decode_to(dtype)(weight)
-    return Dense(array=decoded if sharding is None else jax.device_put(decoded, sharding))
+    return Dense(array=_decode_to(dtype)(weight))
 
 
 def _decode_to(dtype: str) -> Callable[[Weight], jax.Array]:

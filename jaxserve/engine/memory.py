@@ -26,23 +26,27 @@ def page_budget(
     memory_bytes: int | None,
     free: tuple[int, str],
     total_bytes: int,
+    column_pages: int = 1,
 ) -> PageBudget:
     """The pages to allocate: as the user says, else what memory gives, never more than could ever be used.
 
     wanted_pages: max_num_seqs sequences of max_model_len. free: bytes the device can spare, and how that was found.
-    total_bytes: all of its memory, which nothing can exceed.
+    total_bytes: all of its memory, which nothing can exceed. column_pages: pages that hold the same tokens, one for
+    each group of layers; num_pages are of them all.
     """
+    num_pages = None if num_pages is None else num_pages * column_pages
     asked_bytes = num_pages * page_bytes if num_pages is not None else memory_bytes or 0
     if asked_bytes > total_bytes:
         flag = "--num-pages" if num_pages is not None else "--kv-cache-memory-bytes"
         raise ConfigError(f"{flag} asks for {asked_bytes:,} bytes and the device has {total_bytes:,}; ask for fewer")
     if num_pages is not None:
-        return PageBudget(num_pages=num_pages, num_bytes=num_pages * page_bytes, reason="--num-pages")
+        reason = "--num-pages" if column_pages == 1 else f"--num-pages, for each of {column_pages} groups of layers"
+        return PageBudget(num_pages=num_pages, num_bytes=num_pages * page_bytes, reason=reason)
     budget, reason = (memory_bytes, "--kv-cache-memory-bytes") if memory_bytes is not None else free
     fitting = budget // page_bytes
-    if fitting < 1:
+    if fitting < column_pages:
         raise ConfigError(
-            f"no KV page fits: one page takes {page_bytes:,} bytes and {budget:,} are left ({reason}); "
+            f"no KV page fits: one page takes {column_pages * page_bytes:,} bytes and {budget:,} are left ({reason}); "
             "raise --kv-cache-memory-bytes or lower --page-size"
         )
     if wanted_pages <= fitting:

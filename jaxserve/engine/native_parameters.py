@@ -5,12 +5,14 @@ from collections.abc import Mapping
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Float32
 
 from checkpoints.errors import CheckpointError
 from checkpoints.native import ArrayInfo, NativeArrays, NativeParameter
 from jaxserve.engine.parameters import DTYPE_OF_FORMAT
-from jaxserve.engine.slices import array_from_slices, check_cuts_no_row
+from jaxserve.engine.placement import Units, leaf_sharding, read_in_units, shape_in_units
+from jaxserve.engine.slices import array_from_slices
 from jaxserve.quant.dense import Dense
 from jaxserve.quant.formats import format_named
 from jaxserve.quant.quantized import Weight
@@ -54,20 +56,24 @@ class NativeParameters:
         parts = {part: self._arrays.read(parameter, part) for part in vars(spec)}
         return dataclasses.replace(spec, **parts)  # type: ignore[type-var]
 
-    def placed(self, parameter: str, sharding: jax.sharding.Sharding, dtype: str | None) -> Weight:
-        """The same on devices, each of which reads its part only; a plain one in `dtype`, if that is given."""
+    def placed(self, parameter: str, sharding: NamedSharding, units: Units, dtype: str | None) -> Weight | None:
+        """The same on devices, each of which reads its part only; a plain one in `dtype`, if that is given.
+
+        None for a packed one whose values are copied, filled up or written out on the way.
+        """
         spec = self._specs[parameter]
         if isinstance(spec, Dense):
             kind = dtype or str(spec.array.dtype)
-            array = array_from_slices(
-                spec.shape, sharding, lambda index: self._arrays.read(parameter, "", index).astype(kind, copy=False)
-            )
-            return Dense(array=array)
+            read = read_in_units(lambda index: self._arrays.read(parameter, "", index), units)
+            shape = shape_in_units(spec.shape, units)
+            return Dense(array=array_from_slices(shape, sharding, lambda index: read(index).astype(kind, copy=False)))
+        if dtype is not None or any(unit is not None for unit in units):
+            return None
         parts = {}
         for part, info in self._arrays.parameters[parameter].arrays.items():
-            check_cuts_no_row(parameter, info.shape, sharding)
+            cut = leaf_sharding(parameter, info.shape, spec.shape, sharding)
             parts[part] = array_from_slices(
-                info.shape, sharding, lambda index, part=part: self._arrays.read(parameter, part, index)
+                info.shape, cut, lambda index, part=part: self._arrays.read(parameter, part, index)
             )
         return dataclasses.replace(spec, **parts)  # type: ignore[type-var]
 

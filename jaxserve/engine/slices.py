@@ -91,11 +91,5 @@ def array_from_slices(
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 
-def check_cuts_no_row(name: str, shape: tuple[int, ...], sharding: jax.sharding.Sharding) -> None:
-    """ValueError where a sharding cuts the rows of a packed matrix, whose blocks belong together."""
-    if sharding.shard_shape(shape)[-1] != shape[-1]:
-        raise ValueError(f"{name}: packed rows cannot be divided over devices ({sharding}); divide its outputs")
-
-
 def _follow_each_other(rows: np.ndarray) -> bool:
     return bool(rows[-1] - rows[0] == rows.size - 1 and (np.diff(rows) == 1).all())

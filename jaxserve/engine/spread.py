@@ -1,8 +1,9 @@
-"""A model over several devices: its parameters cut and placed as a plan says, its forward pass run on all of them.
+"""A model over several devices: its parameters cut and placed as a plan says, its steps run on all of them.
 
-The pass is one program that every device runs with its part of the weights (shard_map); where sums over devices are
-needed, layers say so. Activations are the same on all of them, so that what stands around the pass (sampling, state)
-does not know about the plan.
+A step is one program that every device runs with its part of the weights (shard_map); where sums over devices are
+needed, layers say so. The devices of one data group compute the same rows, those of another group other ones: each
+group has inputs, cache and state of its own, laid one behind the other along the first axis of each array (of a cache:
+the axis of pages), and knows nothing of the others' but in layers that share experts.
 """
 
 import dataclasses
@@ -11,31 +12,32 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from jaxserve.engine.placement import Placement
 from jaxserve.kv_cache import Cache
-from jaxserve.models.model import Model
-from jaxserve.quant.dense import Dense
-from jaxserve.quant.quantized import Weight
 from pallas_kernels.kernels import Kernels
 from pallas_kernels.mla_attention.latent_pages import LatentPages
-from sharding.divide import Division, divide, taken
-from sharding.plan import EXPERT, TENSOR, ShardingPlan
-from sharding.spec import ArraySpec, map_specs, paths
+from sharding.divide import Division, divide
+from sharding.plan import DATA, EXPERT, TENSOR, ShardingPlan
+from sharding.spec import ArraySpec
 
 _WHOLE = PartitionSpec()
+
+type Step = Callable[[Any, Any, Any, Array], tuple[Any, Any, Any]]
+type Logits = Callable[[Any, Any, Array, Any], tuple[Array, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
     """One model over one mesh. config: with the heads that the devices share out among them, copies and zeros
-    included; param_partitions: how each array of the parameters is cut."""
+    included; division: which of the file's; param_partitions: how each array of the parameters, once there, is cut."""
 
     plan: ShardingPlan
     mesh: Mesh
     config: Any
+    division: Division
     param_partitions: Any
 
     @property
@@ -43,8 +45,30 @@ class Spread:
         """The sharding of an array that every device has whole."""
         return NamedSharding(self.mesh, _WHOLE)
 
+    @property
+    def placement(self) -> Placement:
+        """Where a load puts the parameters."""
+
+        def sharding(parameter: str, spec: ArraySpec) -> NamedSharding:
+            return NamedSharding(self.mesh, self.plan.partition(spec.axes))
+
+        return Placement(sharding=sharding, units=self.division.indices)
+
+    def with_params(self, params: Any) -> "Spread":
+        """The same for these parameters, which lie on the mesh."""
+        return dataclasses.replace(self, param_partitions=jax.tree.map(_partition, params))
+
+    @property
+    def by_group(self) -> NamedSharding:
+        """The sharding of an array in which each data group has its part of the first axis."""
+        return NamedSharding(self.mesh, self._by_group)
+
+    @property
+    def _by_group(self) -> PartitionSpec:
+        return PartitionSpec(DATA) if self.plan.data > 1 else _WHOLE
+
     def placed_cache(self, make: Callable[[], Cache]) -> Cache:
-        """The cache that `make` makes, each device with the pages of its heads."""
+        """The cache that `make` makes, each device with its group's pages of its heads."""
         shardings = jax.tree.map(lambda array: array.sharding, self.described_cache(make))
         return jax.jit(make, out_shardings=shardings)()
 
@@ -58,43 +82,36 @@ class Spread:
         return jax.tree.map(described, shapes, self._cache_partitions(shapes))
 
     def _cache_partitions(self, cache: Any) -> Any:
-        if isinstance(cache, LatentPages) or self.plan.tensor == 1:
-            return jax.tree.map(lambda _: _WHOLE, cache)
-        return jax.tree.map(lambda _: PartitionSpec(None, None, None, TENSOR), cache)
+        group = DATA if self.plan.data > 1 else None
+        has_heads = not isinstance(cache, LatentPages) and self.plan.tensor > 1
+        cut = PartitionSpec(None, group, None, TENSOR) if has_heads else PartitionSpec(None, group)
+        return jax.tree.map(lambda _: cut, cache)
 
-    def forward(
-        self, model: Model, kernels: Kernels, dtype: str, params: Any, token_ids: Array, layout: Any, cache: Any
-    ) -> tuple[Array, Any]:
-        """As the model's own, of arrays that lie on the mesh."""
-        partitions = self._cache_partitions(cache)
+    def step(self, step: Step, params: Any, cache: Any, state: Any, buffer: Array) -> tuple[Any, Any, Any]:
+        """A step of one device, run on all of them: outputs, cache, state."""
+        caches, rows = self._cache_partitions(cache), self._by_group
+        return self._on_each(step, (self.param_partitions, caches, rows, rows), (rows, caches, rows))(
+            params, cache, state, buffer
+        )
 
-        def on_each(params: Any, token_ids: Array, layout: Any, cache: Any) -> tuple[Array, Any]:
-            return model.forward(
-                params, self.of_one_device, self._within(kernels), token_ids, layout, cache, dtype=dtype
-            )
+    def logits(self, logits: Logits, params: Any, cache: Any, token_ids: Array, layout: Any) -> tuple[Array, Any]:
+        """Logits of one device, computed on all of them: at every token, and the cache."""
+        assert self.plan.data == 1, "groups have tokens of their own"
+        caches = self._cache_partitions(cache)
+        return self._on_each(logits, (self.param_partitions, caches, _WHOLE, _WHOLE), (_WHOLE, caches))(
+            params, cache, token_ids, layout
+        )
 
-        return jax.shard_map(
-            on_each,
-            mesh=self.mesh,
-            in_specs=(self.param_partitions, _WHOLE, _WHOLE, partitions),
-            out_specs=(_WHOLE, partitions),
-            check_vma=False,  # the loops of attention start from constants, which it takes for less than they become
-        )(params, token_ids, layout, cache)
+    def _on_each(self, function: Callable[..., Any], given: Any, result: Any) -> Callable[..., Any]:
+        # Unchecked: the loops of attention start from constants, which the check takes for less than they become.
+        return jax.shard_map(function, mesh=self.mesh, in_specs=given, out_specs=result, check_vma=False)
 
-    def unembed(self, model: Model, kernels: Kernels, params: Any, x: Array) -> Array:
-        """Logits of the whole vocabulary on every device."""
-        logits = jax.shard_map(
-            lambda params, x: model.unembed(params, self.of_one_device, self._within(kernels), x),
-            mesh=self.mesh,
-            in_specs=(self.param_partitions, _WHOLE),
-            out_specs=PartitionSpec(None, TENSOR) if self.plan.tensor > 1 else _WHOLE,
-            check_vma=False,
-        )(params, x)
-        return jax.lax.with_sharding_constraint(logits[:, : self.config.vocab_size], self.everywhere)
-
-    def _within(self, kernels: Kernels) -> Kernels:
-        axes = ((TENSOR, self.plan.tensor), (EXPERT, self.plan.expert))
-        return dataclasses.replace(kernels, spread_over=tuple(name for name, size in axes if size > 1))
+    def kernels_of_one_device(self, kernels: Kernels) -> Kernels:
+        """The kernels for a device's part: layers read from them which sums they need."""
+        axes = [axis for axis in (TENSOR, EXPERT) if self.plan.mesh_size(axis) > 1]
+        if getattr(self.config, "moe", None) is not None and DATA in self.plan.cut_over("experts"):
+            axes.append(DATA)
+        return dataclasses.replace(kernels, spread_over=tuple(axes))
 
     @property
     def of_one_device(self) -> Any:
@@ -106,63 +123,24 @@ class Spread:
         return dataclasses.replace(self.config, num_heads=self.config.num_heads // parts, num_kv_heads=num_kv_heads)
 
 
-def spread(plan: ShardingPlan, model: Model, config: Any, params: Any, devices: list[Any]) -> tuple[Spread, Any]:
-    """The model over the first devices, and its parameters there. ValueError for what cannot be cut so."""
-
-    def part(path: str, spec: ArraySpec, division: Division) -> Any:
-        return _divided(_at(params, path), spec, division)
-
-    return _arranged(plan, model, config, devices, part, jax.device_put)
-
-
-def described_spread(
-    plan: ShardingPlan, model: Model, config: Any, weight_of: Callable[[str, ArraySpec], Any], devices: list[Any]
-) -> tuple[Spread, Any]:
-    """As `spread`, of parameters that are shapes and types only; the devices may be described ones as well.
-
-    weight_of: a parameter, by its path, with a jax.ShapeDtypeStruct in place of each array.
-    """
-
-    def part(path: str, spec: ArraySpec, division: Division) -> Any:
-        return _described_division(weight_of(path, spec), spec, division)
-
-    def place(array: Any, sharding: NamedSharding) -> Any:
-        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-
-    return _arranged(plan, model, config, devices, part, place)
-
-
-def _arranged(
-    plan: ShardingPlan,
-    model: Model,
-    config: Any,
-    devices: list[Any],
-    part_of: Callable[[str, ArraySpec, Division], Any],
-    place: Callable[[Any, NamedSharding], Any],
-) -> tuple[Spread, Any]:
-    division = model_division(plan, config)
-    mesh, leaves, partitions = plan.mesh(devices), {}, {}
-    specs = model.param_specs(config)
-    for path, spec in paths(specs).items():
-        part = part_of(path, spec, division)
-        cut = plan.partition(spec.axes)
-        partitions[path] = jax.tree.map(lambda array, cut=cut: _fitting(array, cut, plan), part)
-        leaves[path] = jax.tree.map(lambda array, cut: place(array, NamedSharding(mesh, cut)), part, partitions[path])
+def spread_over(plan: ShardingPlan, config: Any, devices: list[Any]) -> Spread:
+    """A model of this config over the first devices. ValueError for what cannot be cut so."""
+    division = division_of(plan, config)
     padded = dataclasses.replace(config, num_heads=len(division.heads.queries))
-    if getattr(config, "mla", None) is None:
+    if _has_kv_heads(config):
         padded = dataclasses.replace(padded, num_kv_heads=len(division.heads.keys))
-    return (
-        Spread(plan=plan, mesh=mesh, config=padded, param_partitions=map_specs(specs, partitions)),
-        map_specs(specs, leaves),
-    )
+    return Spread(plan=plan, mesh=plan.mesh(devices), config=padded, division=division, param_partitions=None)
 
 
-def model_division(plan: ShardingPlan, config: Any) -> Division:
-    """How the model's parameters are made divisible. ValueError for what cannot be cut so."""
-    has_kv_heads = getattr(config, "mla", None) is None
-    division = divide(plan, config.num_heads, config.num_kv_heads, has_kv_heads=has_kv_heads)
+def division_of(plan: ShardingPlan, config: Any) -> Division:
+    """How the parameters of a model of this config are made divisible. ValueError for what cannot be cut so."""
+    division = divide(plan, config.num_heads, config.num_kv_heads, has_kv_heads=_has_kv_heads(config))
     _check(plan, config, division)
     return division
+
+
+def _has_kv_heads(config: Any) -> bool:
+    return getattr(config, "mla", None) is None
 
 
 def _check(plan: ShardingPlan, config: Any, division: Division) -> None:
@@ -172,49 +150,8 @@ def _check(plan: ShardingPlan, config: Any, division: Division) -> None:
     moe = getattr(config, "moe", None)
     if plan.expert > 1 and moe is None:
         raise ValueError(f"the model has no experts to deal out to {plan.expert} devices")
-    if moe is not None and moe.num_experts % plan.expert:
-        raise ValueError(f"{moe.num_experts} experts cannot be dealt out to {plan.expert} devices in equal parts")
 
 
-def _at(params: Any, path: str) -> Any:
-    for key in path.split("."):
-        params = params[int(key)] if isinstance(params, tuple) else params[key]
-    return params
-
-
-def _divided(whole: Weight | Array, spec: ArraySpec, division: Division) -> Any:
-    """A parameter on the host with every axis divisible; written out where its inputs must be copied or filled up."""
-    indices = division.indices(spec)
-    part = jax.device_get(whole)
-    if isinstance(part, Weight) and indices[-1] is not None and not isinstance(part, Dense):
-        part = Dense(array=np.asarray(jax.device_get(part.decode())))
-    for axis, index in enumerate(indices):
-        if index is not None:
-            part = jax.tree.map(lambda array, index=index, axis=axis: taken(np.asarray(array), index, axis), part)
-    return part
-
-
-def _described_division(whole: Any, spec: ArraySpec, division: Division) -> Any:
-    """What `_divided` makes of a parameter, as shapes."""
-    indices = division.indices(spec)
-    if isinstance(whole, Weight) and indices[-1] is not None and not isinstance(whole, Dense):
-        whole = Dense(array=jax.ShapeDtypeStruct(whole.shape, np.float32))
-    sizes = {axis: len(index) for axis, index in enumerate(indices) if index is not None}
-
-    def divided(array: Any) -> Any:
-        shape = tuple(sizes.get(axis, size) for axis, size in enumerate(array.shape))
-        return jax.ShapeDtypeStruct(shape, array.dtype)
-
-    return jax.tree.map(divided, whole)
-
-
-def _fitting(array: Any, cut: PartitionSpec, plan: ShardingPlan) -> PartitionSpec:
-    """The cut of one array of a weight; ValueError where blocks would have to be cut in two."""
-    sizes = {TENSOR: plan.tensor, EXPERT: plan.expert}
-    for axis, name in enumerate(cut):
-        if name is not None and array.shape[axis] % sizes[name]:
-            raise ValueError(
-                f"the packed blocks of a weight {array.shape} cannot be cut into {sizes[name]} parts; "
-                "--expand-weights always writes weights out"
-            )
-    return cut
+def _partition(array: jax.Array) -> PartitionSpec:
+    assert isinstance(array.sharding, NamedSharding), "a parameter does not lie on the mesh"
+    return array.sharding.spec

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int32
 
 from jaxserve.engine.logits import SlotState
@@ -17,11 +17,13 @@ from jaxserve.engine.pooling import pooled_states
 from jaxserve.engine.sampling import sample
 from jaxserve.engine.spread import Spread
 from jaxserve.kv_cache import Cache, CacheSpec, empty_cache
+from jaxserve.layer_groups import Paging
+from jaxserve.layers.spread import joined
 from jaxserve.models.model import Model
 from jaxserve.sampling_params import MAX_LOGPROBS
 from jaxserve.step_inputs import StepInputs, StepOutputs, StepShape, TokenLogprobs, unpack
 from pallas_kernels.kernels import Kernels
-from pallas_kernels.ragged import RaggedLayout, positions_of_tokens
+from pallas_kernels.ragged import positions_of_tokens
 
 PROMPT_LOGPROB_ROWS = 64  # prompt logits are made for so many tokens at a time: [64, V] instead of [T, V]
 
@@ -37,12 +39,27 @@ class Program:
     spread: Spread | None = None
 
     def forward(
-        self, params: Any, token_ids: Int32[Array, "T"], layout: RaggedLayout, cache: Cache
+        self, params: Any, token_ids: Int32[Array, "T"], layout: Paging, cache: Cache
     ) -> tuple[Float[Array, "T D"], Cache]:
-        """Hidden states after the last norm, and the cache with this step's tokens."""
-        if self.spread is not None:
-            return self.spread.forward(self.model, self.kernels, self.dtype, params, token_ids, layout, cache)
+        """Hidden states after the last norm, and the cache with this step's tokens. On one device, or as its part."""
         return self.model.forward(params, self.config, self.kernels, token_ids, layout, cache, dtype=self.dtype)
+
+    def unembed(self, params: Any, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
+        """Logits of hidden states, all of them on each device."""
+        logits = self.model.unembed(params, self.config, self.kernels, hidden)
+        return joined(self.kernels, logits, "tensor", 1)[:, : self.config.vocab_size]
+
+    def of_one_device(self) -> "Program":
+        """What each device runs with its part of the weights."""
+        if self.spread is None:
+            return self
+        kernels = self.spread.kernels_of_one_device(self.kernels)
+        return replace(self, config=self.spread.of_one_device, kernels=kernels, spread=None)
+
+    @property
+    def num_groups(self) -> int:
+        """Data groups, each with requests of its own."""
+        return 1 if self.spread is None else self.spread.plan.data
 
     def for_context(self, max_model_len: int) -> "Program":
         """The program for sequences of up to so many tokens."""
@@ -51,10 +68,10 @@ class Program:
         return replace(self, config=config, spread=spread)
 
     def with_params(self, params: Any) -> "Program":
-        """The program for parameters that were rearranged (stacked) where they lie."""
+        """The program for these parameters, which lie where it runs."""
         if self.spread is None:
             return self
-        return replace(self, spread=replace(self.spread, param_partitions=jax.tree.map(_partition, params)))
+        return replace(self, spread=self.spread.with_params(params))
 
     def new_cache(self, spec: CacheSpec, num_pages: int) -> Cache:
         """A cache of zeros where the program runs."""
@@ -66,16 +83,10 @@ class Program:
         """Where arrays go that every device needs; None on one device."""
         return None if self.spread is None else self.spread.everywhere
 
-    def unembed(self, params: Any, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
-        """Logits of hidden states."""
-        if self.spread is not None:
-            return self.spread.unembed(self.model, self.kernels, params, hidden)
-        return self.model.unembed(params, self.config, self.kernels, hidden)
-
-
-def _partition(array: jax.Array) -> PartitionSpec:
-    assert isinstance(array.sharding, NamedSharding), "a parameter does not lie on the mesh"
-    return array.sharding.spec
+    @property
+    def by_group(self) -> NamedSharding | None:
+        """Where arrays go of which each data group has its part; None on one device."""
+        return None if self.spread is None else self.spread.by_group
 
 
 StepFunction = Callable[[Any, Cache, SlotState, Array], tuple[StepOutputs, Cache, SlotState]]
@@ -83,7 +94,8 @@ StepFunction = Callable[[Any, Cache, SlotState, Array], tuple[StepOutputs, Cache
 
 def step_function(program: Program, shape: StepShape) -> StepFunction:
     """The jitted step of one bucket; cache and state are donated."""
-    return jax.jit(partial(_step, program, shape), donate_argnums=(1, 2))
+    step = partial(_step, program.of_one_device(), shape)
+    return jax.jit(step if program.spread is None else partial(program.spread.step, step), donate_argnums=(1, 2))
 
 
 def _step(
@@ -91,7 +103,7 @@ def _step(
 ) -> tuple[StepOutputs, Cache, SlotState]:
     inputs = unpack(buffer, shape)
     token_ids, state = _known_tokens(inputs, state)
-    hidden, cache = program.forward(params, token_ids, inputs.layout, cache)
+    hidden, cache = program.forward(params, token_ids, inputs.paging, cache)
     unembed = partial(program.unembed, params)
     last = jnp.clip(inputs.layout.query_starts[1:] - 1, 0, shape.num_tokens - 1)
     logits = unembed(hidden[last])
@@ -153,8 +165,12 @@ def _prompt_logprobs(
 
 
 def logits_of_tokens(
-    program: Program, params: Any, cache: Cache, token_ids: Int32[Array, "T"], layout: RaggedLayout
+    program: Program, params: Any, cache: Cache, token_ids: Int32[Array, "T"], layout: Paging
 ) -> tuple[Float[Array, "T V"], Cache]:
     """Logits at every token: the pure function under the engine, for notebooks and parity tests."""
+    if program.spread is not None:
+        return program.spread.logits(
+            partial(logits_of_tokens, program.of_one_device()), params, cache, token_ids, layout
+        )
     hidden, cache = program.forward(params, token_ids, layout, cache)
     return program.unembed(params, hidden), cache

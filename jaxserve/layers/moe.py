@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from jaxserve.layers.mlp import gated_mlp
-from jaxserve.layers.spread import place, total
+from jaxserve.layers.spread import joined, own_total, place, size, total
 from pallas_kernels.kernels import Kernels
 from pallas_kernels.quantized_matmul.around import Activation, GatedUnit
 
@@ -105,12 +105,15 @@ def _experts(
 ) -> Float[Array, "T D"]:
     """Rows of tokens sorted by expert, both products, and the rows put back and summed in the order of choice.
 
-    Spread over devices, each multiplies the rows of its own experts, with its own part of their width.
+    Spread over devices, each multiplies the rows of its own experts, with its own part of their width. Groups that
+    share experts bring their tokens together, and each gets the sums of its own back.
     """
+    h, experts, shares = (joined(kernels, array, "data", 0) for array in (h, experts, shares))
     num_experts = weights["down"].shape[0]
     chosen = experts.reshape(-1)
-    if "expert" in kernels.spread_over:  # experts elsewhere get the last number of all, and rows that count for nothing
-        here = chosen - place(kernels, "expert") * num_experts
+    is_dealt_out = "expert" in kernels.spread_over or "data" in kernels.spread_over
+    if is_dealt_out:  # experts elsewhere get the last number of all, and rows that count for nothing
+        here = chosen - _first_expert(kernels, num_experts)
         chosen = jnp.where((here >= 0) & (here < num_experts), here, num_experts)
     order = jnp.argsort(chosen, stable=True)
     sizes = jnp.zeros(num_experts, jnp.int32).at[chosen].add(1, mode="drop")
@@ -123,13 +126,18 @@ def _experts(
         out = kernels.grouped_matmul(gate_up, weights["down"], sizes, before=GatedUnit(activation=activation))
     if "down_bias" in weights:  # added by one of the devices that share an expert
         out = out + jnp.where(place(kernels, "tensor") == 0, weights["down_bias"][owners], 0)
-    if "expert" in kernels.spread_over:
+    if is_dealt_out:
         out = jnp.where((owners < num_experts)[:, None], out, 0)
     out = out[jnp.argsort(order)].reshape(*experts.shape, -1)
     summed = out[:, 0] * shares[:, 0, None]
     for n in range(1, experts.shape[1]):
         summed = summed + out[:, n] * shares[:, n, None]
-    return total(kernels, summed, "tensor", "expert").astype(h.dtype)
+    return total(kernels, own_total(kernels, summed, "data"), "tensor", "expert").astype(h.dtype)
+
+
+def _first_expert(kernels: Kernels, num_here: int) -> int | Int32[Array, ""]:
+    """The number of the first of this device's experts."""
+    return (place(kernels, "data") * size(kernels, "expert") + place(kernels, "expert")) * num_here
 
 
 def _gate_and_up(

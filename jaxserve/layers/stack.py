@@ -25,8 +25,14 @@ class StackedLayers:
         return jax.tree.leaves(self.weights)[0].shape[0]
 
 
-def run_layers[Carry](layers: tuple[Any, ...], carry: Carry, body: Body[Carry] | Sequence[Body[Carry]]) -> Carry:
-    """carry after body(carry, weights of layer i, i) for each layer.
+def run_layers[Carry](
+    layers: tuple[Any, ...],
+    carry: Carry,
+    body: Body[Carry] | Sequence[Body[Carry]],
+    numbers: Sequence[int] | None = None,
+) -> Carry:
+    """carry after body(carry, weights of layer i, i) for each layer; after body(carry, weights, numbers[i]) where
+    numbers are given.
 
     A sequence of bodies has one for each layer, for models whose layers differ in more than their weights; layers of
     one kind must share one function, which is then traced once.
@@ -38,27 +44,33 @@ def run_layers[Carry](layers: tuple[Any, ...], carry: Carry, body: Body[Carry] |
     num_layers = sum(item.num_layers if isinstance(item, StackedLayers) else 1 for item in layers)
     bodies = tuple(body) if isinstance(body, Sequence) else (body,) * num_layers
     assert len(bodies) == num_layers, f"{len(bodies)} bodies for {num_layers} layers"
+    numbers = range(num_layers) if numbers is None else numbers
     compiled = {kind: jax.jit(kind) for kind in bodies}  # traced and lowered once for all layers of a kind
     index = 0
     for item in layers:
         if not isinstance(item, StackedLayers):
-            carry = compiled[bodies[index]](carry, item, jnp.int32(index))
+            carry = compiled[bodies[index]](carry, item, jnp.int32(numbers[index]))
             index += 1
             continue
         first, index = index, index + item.num_layers
         for kind, run in groupby(range(first, index), key=bodies.__getitem__):
-            carry = _scan(item.weights, carry, kind, jnp.asarray(tuple(run)), first)
+            indices = tuple(run)
+            places = jnp.asarray([index - first for index in indices])
+            carry = _scan(item.weights, carry, kind, places, jnp.asarray([numbers[i] for i in indices]))
     return carry
 
 
-def _scan[Carry](stacked: Any, carry: Carry, body: Body[Carry], indices: Int32[Array, "y"], first: int) -> Carry:
+def _scan[Carry](
+    stacked: Any, carry: Carry, body: Body[Carry], places: Int32[Array, "y"], numbers: Int32[Array, "y"]
+) -> Carry:
     """carry after some of the stacked layers; each is taken out of the whole stack, which is not sliced into copies."""
 
-    def step(carry: Carry, index: Int32[Array, ""]) -> tuple[Carry, None]:
-        weights = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, index - first, keepdims=False), stacked)
-        return body(carry, weights, index), None
+    def step(carry: Carry, layer: tuple[Int32[Array, ""], Int32[Array, ""]]) -> tuple[Carry, None]:
+        place, number = layer
+        weights = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, place, keepdims=False), stacked)
+        return body(carry, weights, number), None
 
-    return lax.scan(step, carry, indices)[0]
+    return lax.scan(step, carry, (places, numbers))[0]
 
 
 def stack_layers(

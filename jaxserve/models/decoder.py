@@ -10,6 +10,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
+from jaxserve.layer_groups import Paging, group_layout, layer_places, rows_layout
 from jaxserve.layers.attention import attention
 from jaxserve.layers.embed import embed, unembed
 from jaxserve.layers.mla import MlaSizes, latent_attention
@@ -192,26 +193,31 @@ def forward(
     config: DecoderConfig,
     kernels: Kernels,
     token_ids: Int32[Array, "T"],
-    layout: RaggedLayout,
+    layout: Paging,
     cache: Any,
     *,
     dtype: str,
 ) -> tuple[Float[Array, "T D"], Any]:
     """Hidden states after the last norm, and the cache with this step's keys and values (or latents)."""
-    _, positions, exists = positions_of_tokens(layout, token_ids.shape[0])
+    _, positions, exists = positions_of_tokens(rows_layout(layout), token_ids.shape[0])
     angles = rope_angles(config.rope, jnp.maximum(positions, 0))
     attend = _latent_part if config.mla else _attention_part
-    kinds = [(config.window(n), config.has_experts(n)) for n in range(config.num_layers)]
+    places = layer_places(layout, config.num_layers)
+    kinds = [(group, config.window(n), config.has_experts(n)) for n, (group, _) in enumerate(places)]
     bodies: Mapping[Any, Body] = {
-        (window, has_experts): _layer(
-            config, attend(config, kernels, layout, angles, window), _feed_forward(config, kernels, exists, has_experts)
+        (group, window, has_experts): _layer(
+            config,
+            attend(config, kernels, group_layout(layout, group), angles, window),
+            _feed_forward(config, kernels, exists, has_experts),
         )
-        for window, has_experts in dict.fromkeys(kinds)
+        for group, window, has_experts in dict.fromkeys(kinds)
     }
     x = embed(kernels, token_ids, params["embed"], dtype)
     if config.embedding_multiplier != 1:
         x = x * jnp.asarray(config.embedding_multiplier, dtype)
-    x, cache = run_layers(params["layers"], (x, cache), [bodies[kind] for kind in kinds])
+    x, cache = run_layers(
+        params["layers"], (x, cache), [bodies[kind] for kind in kinds], [place for _, place in places]
+    )
     return rms_norm(x, params["norm"], config.norm_eps), cache
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from checkpoints.errors import UnsupportedCheckpoint
 from checkpoints.load import WeightSource
 from checkpoints.names import NameMap
+from jaxserve.layer_groups import Paging, group_layout, layer_places
 from jaxserve.layers.attention import attention
 from jaxserve.layers.embed import embed, unembed
 from jaxserve.layers.mlp import gated_mlp
@@ -207,16 +208,23 @@ def forward(
     config: GemmaConfig,
     kernels: Kernels,
     token_ids: Int32[Array, "T"],
-    layout: RaggedLayout,
+    layout: Paging,
     cache: KVPages,
     *,
     dtype: str,
 ) -> tuple[Float[Array, "T D"], KVPages]:
     """Hidden states after the last norm, and the cache with this step's keys and values."""
-    bodies = {kind: _layer(kind, config, kernels, layout, token_ids.shape[0]) for kind in set(config.layer_kinds)}
+    places = layer_places(layout, config.num_layers)
+    kinds: list[tuple[LayerKind, int]] = [(config.layer_kinds[n], group) for n, (group, _) in enumerate(places)]
+    bodies = {
+        (kind, group): _layer(kind, config, kernels, group_layout(layout, group), token_ids.shape[0])
+        for kind, group in dict.fromkeys(kinds)
+    }
     x = embed(kernels, token_ids, params["embed"], dtype)
     x = x * jnp.asarray(math.sqrt(config.hidden_size), dtype)  # rounded to the activations' dtype, as in training
-    x, cache = run_layers(params["layers"], (x, cache), [bodies[kind] for kind in config.layer_kinds])
+    x, cache = run_layers(
+        params["layers"], (x, cache), [bodies[kind] for kind in kinds], [place for _, place in places]
+    )
     return rms_norm(x, params["norm"], config.norm_eps), cache
 
 

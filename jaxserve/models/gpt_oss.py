@@ -63,17 +63,18 @@ def config_from_gguf(source: WeightSource) -> DecoderConfig:
 
 
 def _hf_stored(parameter: str, config: DecoderConfig) -> Stored:
-    """Experts' matrices are [E, I, O], gate and up in turns in one of them."""
+    """Experts' matrices are [E, I, O], packed ones [E, O, I]; gate and up in turns in one of them."""
     name = parameter.rsplit(".", 1)[-1]
     if ".experts." not in parameter or config.moe is None or name == "down_bias":
         return AS_IT_IS
     if name == "down":
-        return Stored(is_transposed=True)
+        return Stored(is_transposed=True, is_packed_so=False)
     num_experts, size = config.moe.num_experts, config.moe.expert_size
     turns = 2 * np.arange(size) + name.startswith("up")
     if name.endswith("bias"):
         return Stored(shape=(num_experts, 2 * size), rows=turns)
-    return Stored(shape=(num_experts, config.hidden_size, 2 * size), columns=turns, is_transposed=True)
+    shape = (num_experts, config.hidden_size, 2 * size)
+    return Stored(shape=shape, columns=turns, is_transposed=True, is_packed_so=False)
 
 
 MODEL = Model(

@@ -17,15 +17,17 @@ class Stored:
     """How a file keeps one parameter, where it is more than the same array under another name.
 
     shape: of the file's tensor, if it is not ours (of one expert's tensor, where the name stands for several). rows and
-    columns: which of them are ours, in our order; what is taken is then reshaped to ours. is_transposed: matrices are
-    [I, O] in the file; a packed one never is, and has its columns as rows. added: to each value of a vector, in float32
-    (Gemma's files hold w of the norms' factor 1 + w).
+    columns: which of them are ours, in our order; what is taken is then reshaped to ours. is_transposed: what is taken
+    are the transposes of ours. is_packed_so: a quantized checkpoint's packed matrix lies as the plain one does; if not,
+    its outputs come first as everywhere, so that it is not transposed and its columns are rows. added: to each value of
+    a vector, in float32 (Gemma's files hold w of the norms' factor 1 + w).
     """
 
     shape: tuple[int, ...] | None = None
     rows: np.ndarray | None = None
     columns: np.ndarray | None = None
     is_transposed: bool = False
+    is_packed_so: bool = True
     added: float = 0.0
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 
-from jaxserve.engine.spread import model_division
-from jaxserve.kv_cache import CacheSpec, cache_spec
+from jaxserve.engine.spread import division_of
 from jaxserve.planning.described_model import DescribedModel
+from jaxserve.planning.pages import PagePlan, page_plan
 from jaxserve.planning.request import PlanRequest
 from pallas_kernels.paged_attention.xla import BLOCK, TILE
 from sharding.divide import Division
+from sharding.plan import DATA
 from sharding.roofline import experts_met
 from sharding.spec import ArraySpec, paths
 
@@ -43,7 +44,7 @@ class WeightPart:
 def weight_parts(request: PlanRequest, described: DescribedModel) -> list[WeightPart]:
     """Every parameter as one device holds it: each axis cut into the plan's parts, after filling up what does not
     divide. ValueError for what cannot be cut so."""
-    division = model_division(request.plan, described.config)
+    division = division_of(request.plan, described.config)
     specs = paths(described.model.param_specs(described.config))
     return [_part(request, described, division, path, spec) for path, spec in specs.items()]
 
@@ -54,11 +55,13 @@ def _part(
     expanded_to = request.dtype if request.where.platform == "cpu" else None
     indices = division.indices(spec)
     if indices[-1] is not None and described.is_packed(path, spec, expanded_to):
-        expanded_to = "float32"  # rows of blocks are not filled up: the engine writes such a matrix out
+        raise ValueError(f"{path}: rows of blocks cannot be filled up; --weights bf16 has none")
     shapes, num_bytes = [], 0
     for leaf in jax.tree.leaves(described.weight(path, spec, expanded_to)):
         sizes = list(leaf.shape)
-        for axis, (name, index) in enumerate(zip(spec.axes, indices, strict=True)):
+        for axis, (name, index) in enumerate(zip(spec.axes[: leaf.ndim], indices[: leaf.ndim], strict=True)):
+            if axis == len(spec.axes) - 1 and sizes[axis] == 1:
+                continue  # one value for each output
             size, parts = sizes[axis] if index is None else len(index), request.plan.size(name)
             if size % parts:
                 raise ValueError(f"{path}: {size} blocks cannot be cut into {parts} parts; --weights bf16 has none")
@@ -86,23 +89,18 @@ def whole_shapes(request: PlanRequest, part: WeightPart) -> list[tuple[int, ...]
     return [shape for shape in found if math.prod(shape) > math.prod(part.shapes[0])]
 
 
-def device_cache_spec(request: PlanRequest, described: DescribedModel) -> CacheSpec:
-    """The cache of one device's part of the heads; latents are on every device."""
+def device_pages(request: PlanRequest, described: DescribedModel) -> PagePlan:
+    """The cache of one device: its group's pages of its heads; latents are on every device of a group."""
     config = described.config
-    heads = len(model_division(request.plan, config).heads.keys)
+    heads = len(division_of(request.plan, config).heads.keys)
     if getattr(config, "mla", None) is None:
         config = dataclasses.replace(config, num_kv_heads=heads // request.plan.tensor)
-    return cache_spec(config, request.page_size, request.cache_dtype, request.where.platform)
+    return page_plan(request, config)
 
 
-def bytes_per_token(spec: CacheSpec) -> float:
-    """Of the cache, over all layers."""
-    return spec.page_bytes / spec.page_size
-
-
-def cache_bytes(request: PlanRequest, spec: CacheSpec) -> int:
-    """Of every sequence at its full length."""
-    return request.batch * -(-request.context // spec.page_size) * spec.page_bytes
+def cache_bytes(request: PlanRequest, pages: PagePlan) -> int:
+    """Of every sequence of a group at its full length."""
+    return request.group_batch * pages.sequence_pages * pages.spec.page_bytes
 
 
 def seen_share(config: Any, context: int) -> float:
@@ -134,10 +132,13 @@ def num_tiles(num_tokens: int) -> int:
 
 
 def read_weight_bytes(
-    parts: list[WeightPart], described: DescribedModel, num_tokens: int, *, all_experts: bool
+    request: PlanRequest, parts: list[WeightPart], described: DescribedModel, num_tokens: int, *, all_experts: bool
 ) -> float:
-    """Bytes of weights that a step of so many tokens reads on one device: rows of the embedding, the experts that are
-    met (all of them where the kernel multiplies with all), everything else once."""
+    """Bytes of weights that a step of so many tokens a group reads on one device.
+
+    Of the embedding its rows, of the experts those that are met (all where the kernel multiplies with all), everything
+    else once.
+    """
     moe = getattr(described.config, "moe", None)
     is_tied = not any(part.path == "unembed" for part in parts)
     total = 0.0
@@ -148,6 +149,14 @@ def read_weight_bytes(
         if part.path == "embed" and not is_tied:
             share = min(1.0, num_tokens / part.spec.shape[0])
         elif "experts" in part.spec.axes and moe is not None and not all_experts:
-            share = experts_met(moe.num_experts, num_tokens, moe.routing.num_chosen) / moe.num_experts
+            share = (
+                experts_met(moe.num_experts, num_tokens * shared_groups(request), moe.routing.num_chosen)
+                / moe.num_experts
+            )
         total += share * part.num_bytes
     return total
+
+
+def shared_groups(request: PlanRequest) -> int:
+    """Data groups whose tokens meet the same experts."""
+    return request.data if DATA in request.plan.cut_over("experts") else 1

@@ -100,4 +100,5 @@ def _trips(
 def _ragged_rows(request: PlanRequest, num_rows: int, num_groups: int) -> float:
     """Rows times groups that are multiplied: a TPU's kernel takes each row once and skips those of experts elsewhere,
     XLA for GPUs and CPUs multiplies every row with every expert and drops what is not wanted."""
-    return num_rows / request.expert if request.where.platform == "tpu" else float(num_rows * num_groups)
+    dealt = request.plan.size("experts")
+    return num_rows / dealt if request.where.platform == "tpu" else float(num_rows * num_groups)

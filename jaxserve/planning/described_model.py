@@ -75,6 +75,9 @@ def describe_model(path: Path, weights: str | None) -> DescribedModel:
         specs = paths(model.param_specs(config))
         file = open_parameters(source, layout, config, specs)
         formats = {name: wanted or file.format_of(name) for name in specs}
+    unknown = sorted(set(formats.values()) - FORMATS.keys())
+    if unknown:
+        raise ConfigError(f"{path}: matrices in {', '.join(unknown)} cannot be planned yet; --weights bf16 can")
     return DescribedModel(model=model, config=config, format_of=formats.__getitem__, has_weights=True)
 
 

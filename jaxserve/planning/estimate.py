@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from jaxserve.planning.analytic import WeightPart
+from jaxserve.planning.analytic import WeightPart, shared_groups
 from jaxserve.planning.described_model import DescribedModel
 from jaxserve.planning.request import PlanRequest
 
@@ -52,7 +52,7 @@ def _part_flops(request: PlanRequest, config: Any, part: WeightPart, num_tokens:
         return 2.0 * num_rows * size
     if "experts" not in part.spec.axes:
         return 2.0 * num_tokens * size
-    rows = num_tokens * config.moe.routing.num_chosen
+    rows = num_tokens * shared_groups(request) * config.moe.routing.num_chosen
     if request.where.platform != "tpu":  # every row with every expert of the device
         return 2.0 * rows * size
     return 2.0 * rows * size / config.moe.num_experts
@@ -94,7 +94,18 @@ def _collectives(request: PlanRequest, config: Any, num_tokens: int, num_rows: i
         found.append(_sent("all-gather", row, 1, float(logits), logits * (tensor - 1) / tensor))
     if num_moe and tensor * expert > 1:
         found.append(_reduced(tuple(range(tensor * expert)), num_moe, summed))
+    groups = shared_groups(request)
+    if num_moe and groups > 1:  # activations brought together, sums dealt out again
+        across = tuple(n * tensor * expert for n in range(groups))
+        for kind, width in (("all-gather", activation_bytes(request)), ("reduce-scatter", SUM_BYTES)):
+            size = float(num_moe * num_tokens * groups * config.hidden_size * width)
+            found.append(_sent(kind, across, num_moe, size, size * (groups - 1) / groups))
     return found
+
+
+def activation_bytes(request: PlanRequest) -> int:
+    """Of one value."""
+    return 4 if request.dtype == "float32" else 2
 
 
 def _reduced(group: tuple[int, ...], count: int, size: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def write_plot(reports: Sequence[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(9 + 2.4 * len(reports), 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     memory, *times = figure.subplots(1, 3)
-    names = [f"tp {report['plan']['tensor']}\nep {report['plan']['expert']}" for report in reports]
+    names = ["tp {tensor}\nep {expert}\ndp {data}".format(**report["plan"]) for report in reports]
     capacity = reports[0]["per_device"]["capacity_bytes"]
     stacks = {part: [report["per_device"][f"{part}_bytes"] for report in reports] for part in MEMORY}
     drawn = {part: sizes for part, sizes in stacks.items() if max(sizes) >= LEAST_SHARE * capacity}

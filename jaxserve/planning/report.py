@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.engine.memory import DEVICE_SHARE
-from jaxserve.kv_cache import CacheSpec
 from jaxserve.planning import analytic
 from jaxserve.planning.advice import advice
 from jaxserve.planning.analytic import WeightPart
 from jaxserve.planning.described_model import DescribedModel
 from jaxserve.planning.doubts import alias_doubts, gathered_weight_doubts, temp_doubts, version_doubts
 from jaxserve.planning.estimate import estimated_step
+from jaxserve.planning.pages import PagePlan
 from jaxserve.planning.request import PlanRequest
 from jaxserve.planning.step_programs import step_shapes_of
 from jaxserve.step_inputs import StepShape, packing
@@ -27,7 +27,7 @@ class Planned:
     request: PlanRequest
     described: DescribedModel
     parts: list[WeightPart]
-    spec: CacheSpec
+    pages: PagePlan
     shapes: Mapping[str, StepShape]
 
     @property
@@ -36,7 +36,7 @@ class Planned:
 
     @property
     def kv_cache_bytes(self) -> int:
-        return analytic.cache_bytes(self.request, self.spec)
+        return analytic.cache_bytes(self.request, self.pages)
 
     @property
     def capacity_bytes(self) -> int:
@@ -46,12 +46,13 @@ class Planned:
 
 def planned(request: PlanRequest, described: DescribedModel) -> Planned:
     """ValueError for a plan that cannot cut the model."""
-    prefill, decode = step_shapes_of(request)
+    pages = analytic.device_pages(request, described)
+    prefill, decode = step_shapes_of(request, pages)
     return Planned(
         request=request,
         described=described,
         parts=analytic.weight_parts(request, described),
-        spec=analytic.device_cache_spec(request, described),
+        pages=pages,
         shapes={"prefill": prefill, "decode": decode},
     )
 
@@ -76,7 +77,7 @@ def plan_report(plan: Planned, facts: Mapping[str, Any], price: float | None) ->
         "num_devices": where.num_devices,
         "num_devices_used": request.plan.num_devices,
         "device": where.device.kind,
-        "plan": {"tensor": request.tensor, "expert": request.expert},
+        "plan": {"tensor": request.tensor, "expert": request.expert, "data": request.data},
         "context": request.context,
         "batch": request.batch,
         "is_compiled": len(compiled) == len(PROGRAMS),
@@ -85,8 +86,8 @@ def plan_report(plan: Planned, facts: Mapping[str, Any], price: float | None) ->
         "refusal": refusal["reason"] if refusal else None,
         "advice": None if fits else advice(plan, room),
         "per_device": memory,
-        "kv_bytes_per_token": analytic.bytes_per_token(plan.spec),
-        "kv_capacity_tokens": max(0, room // plan.spec.page_bytes) * plan.spec.page_size,
+        "kv_bytes_per_token": plan.pages.token_bytes,
+        "kv_capacity_tokens": plan.pages.tokens_in(room // plan.pages.spec.page_bytes) * request.data,
         "collectives": [line for name in PROGRAMS for line in steps[name].pop("collectives")],
         **steps,
         "ttft_seconds": steps["prefill"]["seconds"]
@@ -128,9 +129,9 @@ def _step(plan: Planned, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Work and time of one program: as compiled, or estimated where it is not."""
     request, shape, config = plan.request, plan.shapes[name], plan.described.config
     is_decode = name == "decode"
-    num_tokens = request.batch if is_decode else shape.chunk_tokens
+    num_tokens = request.group_batch if is_decode else shape.chunk_tokens
     keys = (
-        analytic.keys_of_decode(config, request.batch, request.context)
+        analytic.keys_of_decode(config, request.group_batch, request.context)
         if is_decode
         else analytic.keys_of_prefill(config, num_tokens, request.context)
     )
@@ -143,11 +144,11 @@ def _step(plan: Planned, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         )
         flops, temp, sent = estimate.flops, estimate.temp_bytes, estimate.collectives
     all_experts = request.where.platform != "tpu"
-    read = analytic.read_weight_bytes(plan.parts, plan.described, num_tokens, all_experts=all_experts)
+    read = analytic.read_weight_bytes(request, plan.parts, plan.described, num_tokens, all_experts=all_experts)
     lines = _wire_lines(plan, name, sent)
     work = StepWork(
         flops=flops,
-        hbm_bytes=read + keys * analytic.bytes_per_token(plan.spec),
+        hbm_bytes=read + keys * plan.pages.token_bytes,
         wire_bytes=float(sum(each["wire_bytes"] for each in sent)),
         wire_seconds=float(sum(line["seconds"] for line in lines)),
     )
@@ -162,7 +163,7 @@ def _step(plan: Planned, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "memory_seconds": time.memory_seconds,
         "wire_seconds": time.wire_seconds,
         "bound_by": time.bound_by,
-        "tokens_per_second": num_tokens / time.seconds,
+        "tokens_per_second": (request.batch if is_decode else num_tokens * request.data) / time.seconds,
         "temp_bytes": temp,
         "argument_bytes": facts.get("argument_bytes"),
         "predicted_argument_bytes": facts.get("input_bytes"),

@@ -13,19 +13,26 @@ def ranked_plans(request: PlanRequest, described: DescribedModel) -> list[Planne
     """Every plan of this topology that can cut the model, best first: those that fit before those that do not, then
     by tokens decoded per second, then by how much cache they have room for. ConfigError where there is none."""
     found, refused = [], {}
-    for tensor, expert in _sizes(request.where.num_devices):
+    for tensor, expert, data in _sizes(request.where.num_devices):
+        if data > request.batch:
+            continue  # groups without a request
+        each = request.spread_over(tensor, expert, data)
         try:
-            found.append(planned(request.spread_over(tensor, expert), described))
+            found.append(planned(each, described))
         except ValueError as error:
-            refused[f"tensor {tensor} x expert {expert}"] = str(error)
+            refused[str(each.plan)] = str(error)
     if not found:
         last = "; ".join(f"{plan}: {why}" for plan, why in list(refused.items())[:3])
         raise ConfigError(f"{request.where}: no plan over all devices can cut this model ({last})")
     return sorted(found, key=_merit, reverse=True)
 
 
-def _sizes(num_devices: int) -> Iterator[tuple[int, int]]:
-    return ((size, num_devices // size) for size in range(1, num_devices + 1) if num_devices % size == 0)
+def _sizes(num_devices: int) -> Iterator[tuple[int, int, int]]:
+    """All (tensor, expert, data) with this product."""
+    for tensor in range(1, num_devices + 1):
+        rest, odd = divmod(num_devices, tensor)
+        if not odd:
+            yield from ((tensor, expert, rest // expert) for expert in range(1, rest + 1) if rest % expert == 0)
 
 
 def _merit(plan: Planned) -> tuple[Any, ...]:

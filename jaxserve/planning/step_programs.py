@@ -11,17 +11,20 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.engine.buckets import MAX_PREFILLS, choose_shape, step_shapes
-from jaxserve.engine.decisions import ACCELERATOR_LIMITS, CPU_LIMITS
 from jaxserve.engine.executor import empty_state
-from jaxserve.engine.spread import described_spread
+from jaxserve.engine.placement import leaf_sharding, shape_in_units
+from jaxserve.engine.spread import Spread, spread_over
 from jaxserve.engine.step import Program
 from jaxserve.errors import ConfigError
-from jaxserve.kv_cache import CacheSpec, cache_spec, empty_cache
+from jaxserve.kv_cache import empty_cache
 from jaxserve.layers.stack import stack_layers
 from jaxserve.planning.described_model import DescribedModel
+from jaxserve.planning.pages import PagePlan, page_plan
 from jaxserve.planning.request import PlanRequest
+from jaxserve.quant.dense import Dense
 from jaxserve.step_inputs import StepShape, packing
 from pallas_kernels.kernels import kernels_for
+from sharding.spec import ArraySpec, map_specs, paths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +34,16 @@ class StepPrograms:
     program: Program
     prefill: StepShape
     decode: StepShape
-    spec: CacheSpec
     params: Any
     cache: Any
     state: Any
+    over: Spread
 
     def arguments(self, shape: StepShape) -> tuple[Any, ...]:
         """What one step is called with."""
-        return self.params, self.cache, self.state, self._placed(packing(shape)[1], jnp.int32)
-
-    def _placed(self, length: int, dtype: Any) -> jax.ShapeDtypeStruct:
-        sharding = jax.tree.leaves(self.params)[0].sharding
-        return jax.ShapeDtypeStruct((length,), dtype, sharding=NamedSharding(sharding.mesh, PartitionSpec()))
+        length = packing(shape)[1] * self.over.plan.data
+        buffer = jax.ShapeDtypeStruct((length,), jnp.int32, sharding=self.over.by_group)
+        return self.params, self.cache, self.state, buffer
 
 
 def step_programs(request: PlanRequest, described: DescribedModel, devices: Sequence[Any]) -> StepPrograms:
@@ -52,47 +53,67 @@ def step_programs(request: PlanRequest, described: DescribedModel, devices: Sequ
     are stacked; one device is not spread over.
     """
     is_cpu = request.where.platform == "cpu"
-    weight_of = partial(described.weight, expanded_to=request.dtype if is_cpu else None)
     try:
-        over, params = described_spread(request.plan, described.model, described.config, weight_of, list(devices))
-        spec = cache_spec(over.config, request.page_size, request.cache_dtype, request.where.platform)
+        over = spread_over(request.plan, described.config, list(devices))
+        params = _described_params(over, described, request.dtype if is_cpu else None)
+        pages = page_plan(request, over.config)
     except ValueError as error:
         raise ConfigError(f"{request.plan}: {error}") from error
-    kernels, _ = kernels_for("auto", request.where.platform)
-    program = Program(model=described.model, config=over.config, kernels=kernels, dtype=request.dtype, spread=over)
     if not is_cpu:
         params = {**params, "layers": stack_layers(params["layers"], _described_stack)}
-        program = program.with_params(params)
-    prefill, decode = step_shapes_of(request)
-    num_pages = request.batch * -(-request.context // spec.page_size)
-    make = partial(empty_cache, spec, num_pages, kernels)
-    state = jax.eval_shape(lambda: empty_state(request.batch, request.context))
-    state = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=over.everywhere), state)
-    cache = over.described_cache(make)
+    over = over.with_params(params)
+    kernels, _ = kernels_for("auto", request.where.platform)
+    program = Program(model=described.model, config=over.config, kernels=kernels, dtype=request.dtype, spread=over)
+    prefill, decode = step_shapes_of(request, pages)
+    num_pages = request.group_batch * pages.sequence_pages * request.data
+    cache = over.described_cache(partial(empty_cache, pages.spec, num_pages, kernels))
+    rows = (request.group_batch + 1) * request.data
+    state = jax.eval_shape(lambda: empty_state(rows, request.context))
+    state = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=over.by_group), state)
     if request.plan.num_devices == 1:
         program = replace(program, spread=None)
     return StepPrograms(
         program=program.for_context(request.context),
         prefill=prefill,
         decode=decode,
-        spec=spec,
         params=params,
         cache=cache,
         state=state,
+        over=over,
     )
 
 
-def step_shapes_of(request: PlanRequest) -> tuple[StepShape, StepShape]:
+def _described_params(over: Spread, described: DescribedModel, expanded_to: str | None) -> Any:
+    """Parameters as a load would place them, as shapes, types and shardings. ValueError for what cannot be cut so."""
+    placement, specs = over.placement, described.model.param_specs(described.config)
+
+    def placed(path: str, spec: ArraySpec) -> Any:
+        weight, units, sharding = described.weight(path, spec, expanded_to), placement.units(spec), None
+        sharding = placement.sharding(path, spec)
+        assert sharding is not None, f"{path} has no place"
+
+        def of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+            shape = (*shape_in_units(leaf.shape, units[: leaf.ndim]),)
+            is_plain = spec.is_vector or isinstance(weight, Dense)
+            cut = sharding if is_plain else leaf_sharding(path, shape, weight.shape, sharding)
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=cut)
+
+        return jax.tree.map(of_leaf, weight)
+
+    return map_specs(specs, {path: placed(path, spec) for path, spec in paths(specs).items()})
+
+
+def step_shapes_of(request: PlanRequest, pages: PagePlan) -> tuple[StepShape, StepShape]:
     """The engine's largest step, whose temporary bytes it makes room for, and the one of `batch` decodes."""
-    default = (CPU_LIMITS if request.where.platform == "cpu" else ACCELERATOR_LIMITS)[1]
     shapes = step_shapes(
-        max_num_seqs=request.batch,
-        max_num_batched_tokens=request.num_tokens or max(default, request.batch),
+        max_num_seqs=request.group_batch,
+        max_num_batched_tokens=request.step_tokens,
         max_prefills=MAX_PREFILLS,
-        max_pages=-(-request.context // request.page_size),
+        max_pages=pages.max_pages,
         deterministic=False,
+        groups=pages.groups,
     )
-    return shapes[-1], choose_shape(shapes, request.batch, 0, 0)
+    return shapes[-1], choose_shape(shapes, request.group_batch, 0, 0)
 
 
 def _described_stack(arrays: Sequence[Any]) -> jax.ShapeDtypeStruct:

@@ -26,7 +26,7 @@ class Weight(Protocol):
 
     @property
     def format(self) -> str:
-        """The name in `formats.FORMATS`."""
+        """The name in `formats.FORMATS`, or one that only `schemes` read."""
         ...
 
     @property
@@ -68,6 +68,8 @@ def matmul(x: Float[Array, "T I"], weight: Weight) -> Float32[Array, "T O"]:
 
 def take_rows[W: Weight](weight: W, rows: Integer[Array | np.ndarray, "R"]) -> W:
     """The weight with only these outputs, in this order, still packed. Stays on the host if its arrays are there."""
+    if isinstance(weight, _HasInputOrder):
+        return weight.take_rows(rows)
     leading = (slice(None),) * (len(weight.shape) - 2)
     return jax.tree.map(lambda array: array[(*leading, rows)], weight)
 
@@ -79,7 +81,20 @@ def stacked[W: Weight](weights: Sequence[W]) -> W:
 
 def with_leading_axes[W: Weight](weight: W, shape: tuple[int, ...]) -> W:
     """A weight [A * B, I] as [A, B, I], still packed: its outputs in blocks of B."""
+    if weight.shape == shape:
+        return weight
+    if isinstance(weight, _HasInputOrder):
+        return weight.with_leading_axes(shape)
     return jax.tree.map(lambda array: array.reshape(*shape[:-1], *array.shape[len(weight.shape) - 1 :]), weight)
+
+
+@runtime_checkable
+class _HasInputOrder(Protocol):
+    """A weight with an array that belongs to all its outputs."""
+
+    def take_rows(self, rows: Integer[Array | np.ndarray, "R"]) -> Any: ...
+
+    def with_leading_axes(self, shape: tuple[int, ...]) -> Any: ...
 
 
 def embedding_rows(weight: Weight, ids: Integer[Array, "T"]) -> Float32[Array, "T I"]:

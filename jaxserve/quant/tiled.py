@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
+from jaxserve.quant.grouped_int import GroupedInt, has_tiles, tile_parts
 from jaxserve.quant.quantized import Leaf, Weight
 from pallas_kernels.quantized_matmul.tiles import GROUP_LENGTH, check_tileable, tile, untile
 
@@ -44,8 +45,13 @@ class TiledWeight:
 
 def can_tile(weight: Weight) -> bool:
     """Whether the CPU kernels take a weight of this format and shape, an expert's if it has three axes."""
+    return has_kernel(weight.format, weight.shape) and (not isinstance(weight, GroupedInt) or has_tiles(weight))
+
+
+def has_kernel(format_name: str, shape: tuple[int, ...]) -> bool:
+    """Whether there is a CPU kernel for the format and shape; a weight's scales may still not fit it (`can_tile`)."""
     try:
-        check_tileable(weight.format, *weight.shape[-2:])
+        check_tileable(format_name, *shape[-2:])
     except ValueError:
         return False
     return True
@@ -53,14 +59,23 @@ def can_tile(weight: Weight) -> bool:
 
 def tiled(weight: Weight) -> TiledWeight:
     """The weight in tiles, on the host. Raises ValueError where `can_tile` is false."""
-    parts = {name: np.asarray(value) for name, value in vars(weight).items()}
+    if isinstance(weight, GroupedInt):
+        parts, group_length = tile_parts(weight)
+    else:
+        parts, group_length = {name: np.asarray(value) for name, value in vars(weight).items()}, None
     *experts, num_outputs, num_inputs = weight.shape
     if experts:
         each = ({name: value[expert] for name, value in parts.items()} for expert in range(experts[0]))
-        tiles = np.stack([tile(weight.format, expert) for expert in each])
+        tiles = np.stack([tile(weight.format, expert, group_length) for expert in each])
     else:
-        tiles = tile(weight.format, parts)
-    return TiledWeight(tiles=tiles, format_name=weight.format, num_outputs=num_outputs, num_inputs=num_inputs)
+        tiles = tile(weight.format, parts, group_length)
+    return TiledWeight(
+        tiles=tiles,
+        format_name=weight.format,
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+        group_length=group_length,
+    )
 
 
 def joined(weights: Mapping[str, Any], neighbours: Sequence[str]) -> dict[str, Any]:

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Iterable
 from itertools import pairwise
 
-from jaxserve.scheduler.page_need import PageNeed
+from jaxserve.scheduler.page_need import ALL_PAGES, SequenceNeed
 from jaxserve.scheduler.pages import NO_PAGE, PagePool
 from jaxserve.scheduler.prefix_cache import Node, PrefixCache
 from jaxserve.scheduler.request import Request
+from jaxserve.scheduler.step_plan import PageUpdate
 
 _NEVER = sys.maxsize
 
@@ -22,21 +23,23 @@ class Placement:
         "_cache",
         "_caches_prefixes",
         "_free_slots",
-        "_most",
         "_need",
         "_num_slots",
+        "_set_sizes",
+        "column_pages",
         "num_left_pages",
         "page_size",
         "pool",
     )
 
-    def __init__(self, *, num_pages: int, need: PageNeed, num_slots: int, caches_prefixes: bool) -> None:
+    def __init__(self, *, num_pages: int, need: SequenceNeed, num_slots: int, caches_prefixes: bool) -> None:
         self.page_size = need.page_size
         self.pool = PagePool(num_pages)
         self._need = need
+        self._set_sizes = tuple(kind.num_tables for kind in need.kinds)
+        self.column_pages = need.num_tables
         self.num_left_pages = 0  # of all requests, since the start
-        self._most = min(need.most, num_pages)
-        self._cache = PrefixCache(self.pool, need.page_size, need.reach)
+        self._cache = PrefixCache(self.pool, need.page_size, tuple(kind.reach for kind in need.kinds))
         self._caches_prefixes = caches_prefixes
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
@@ -46,31 +49,48 @@ class Placement:
         """True when one more request can be placed."""
         return bool(self._free_slots)
 
-    def pages_for(self, num_tokens: int) -> int:
-        """Pages that so many tokens of one request occupy."""
+    def columns_for(self, num_tokens: int) -> int:
+        """Columns of the page tables that so many tokens of one request fill."""
         return -(-num_tokens // self.page_size)
 
     def most_tokens(self, max_model_len: int) -> int:
         """The tokens a sequence may have for its pages to fit, up to max_model_len."""
-        num_pages = self.pool.num_pages
-        return max_model_len if num_pages >= self._need.least else min(max_model_len, num_pages * self.page_size)
+        return self._need.longest(self.pool.num_pages, max_model_len)
 
     def room(self, request: Request) -> int:
-        """Pages the request may hold more than it does, before some of those have left its window."""
-        return self._most - request.num_held_pages
+        """Columns the request may fill more than it does, before some have left its window."""
+        return ALL_PAGES if self._need.windowed is None else self._most_columns(request) - request.num_held_pages
+
+    def _most_columns(self, request: Request) -> int:
+        """Columns a request holds at most for layers with a window, so that all pages of its tokens fit."""
+        windowed = self._need.windowed
+        if windowed is None:
+            return ALL_PAGES
+        full = self._need.num_full_tables * self.columns_for(len(request.token_ids))
+        return min(windowed.most, (self.pool.num_pages - full) // windowed.num_tables)
+
+    def num_pages_of(self, request: Request) -> int:
+        """Pages the request holds in all its page tables."""
+        need = self._need
+        return need.num_full_tables * request.num_columns + need.num_windowed_tables * request.num_held_pages
 
     def lacking(self, request: Request) -> int:
         """Pages that the request's known tokens still want at a time, beside those it holds."""
-        return self._lacking(request, request.num_held_pages, request.num_left_pages)
+        return self._lacking(request, request.num_columns, request.num_left_pages)
 
     def lacking_beside(self, path: list[Node], request: Request) -> int:
         """Pages that the request's known tokens would want beside those of its matched path."""
-        pages = self._cache.pages_of(path)
-        num_left = pages.count(NO_PAGE)
-        return self._lacking(request, len(pages) - num_left, num_left)
+        return self._lacking(request, len(path[1:]), self._num_left(len(path[1:])))
 
-    def _lacking(self, request: Request, num_held: int, num_left: int) -> int:
-        return max(0, min(self.pages_for(len(request.token_ids)) - num_left, self._most) - num_held)
+    def _lacking(self, request: Request, num_columns: int, num_left: int) -> int:
+        need, wanted = self._need, self.columns_for(len(request.token_ids))
+        full = need.num_full_tables * max(0, wanted - num_columns)
+        windowed = min(wanted - num_left, self._most_columns(request)) - (num_columns - num_left)
+        return full + need.num_windowed_tables * max(0, windowed)
+
+    def _num_left(self, num_columns: int) -> int:
+        """Pages of so many full ones that no token behind them sees in a layer with a window."""
+        return 0 if self._need.windowed is None else max(0, num_columns - self._need.windowed.reach)
 
     def reads_cache(self, request: Request) -> bool:
         """Whether cached pages may serve this request."""
@@ -92,54 +112,87 @@ class Placement:
         """Gives the request a slot and the pages of its path, whose tokens count as computed."""
         request.slot = self._free_slots.pop()
         request.cache_path = path
-        request.pages = self._cache.pages_of(path)
-        request.num_left_pages = request.pages.count(NO_PAGE)
-        request.next_left_at = self._need.leaves_at(request.num_left_pages)
-        cached = len(request.pages) * self.page_size
+        request.tables = self._cache.pages_of(path)
+        request.num_columns = len(request.tables[0])
+        request.num_left_pages = self._num_left(request.num_columns)
+        request.next_left_at = self._next_left_at(request)
+        cached = request.num_columns * self.page_size
         request.num_computed_tokens = request.num_scheduled_tokens = cached
         request.next_cached_at = cached + self.page_size if path else _NEVER
+
+    def _next_left_at(self, request: Request) -> int:
+        return _NEVER if self._need.windowed is None else self._need.windowed.leaves_at(request.num_left_pages)
+
+    def grow(self, request: Request, num_columns: int) -> list[PageUpdate]:
+        """Gives the request the pages of so many more columns; the change of the page tables, as in StepPlan."""
+        first = request.num_columns
+        request.num_columns = first + num_columns
+        if self.column_pages == 1:  # most models: nothing to go through
+            assert request.slot is not None
+            some = self.pool.take(num_columns)
+            request.tables[0] += some
+            return [(0, request.slot, first, some)]
+        for pages, size in zip(request.tables, self._set_sizes, strict=True):
+            pages += self.pool.take(num_columns, size)
+        return self.updates_from(request, first)
+
+    def updates_from(self, request: Request, first: int) -> list[PageUpdate]:
+        """The request's row in each page table from a column on, as in StepPlan."""
+        assert request.slot is not None
+        updates: list[PageUpdate] = []
+        for pages, size in zip(request.tables, self._set_sizes, strict=True):
+            some = pages[first:]
+            updates.append((len(updates), request.slot, first, some))
+            for number in range(1, size):
+                others = [page if page == NO_PAGE else self.pool.pages_of(page)[number] for page in some]
+                updates.append((len(updates), request.slot, first, others))
+        return updates
 
     def remove(self, request: Request) -> None:
         """Takes slot and pages back; the request starts anew if it is placed again. Nothing if it has no place."""
         if request.slot is None:
             return
-        self._cache.release(request.cache_path, request.pages)
+        self._cache.release(request.cache_path, request.tables)
         self._free_slots.append(request.slot)
         request.slot = None
-        request.pages, request.cache_path, request.num_left_pages = [], [], 0
+        request.tables, request.cache_path, request.num_columns, request.num_left_pages = [], [], 0, 0
         request.num_computed_tokens = request.num_scheduled_tokens = 0
 
     def cache_full_pages(self, request: Request) -> None:
         """Puts the pages that the computed tokens filled into the prefix cache."""
         size = self.page_size
-        path, pages, token_ids = request.cache_path, request.pages, request.token_ids
+        path, tables, token_ids = request.cache_path, request.tables, request.token_ids
         # Holding equal pages twice can outgrow the pool; starting anew cures that only for those who read the cache.
         beside_equal = request.reads_prefix_cache
         while request.next_cached_at <= request.num_computed_tokens:
             end = request.next_cached_at
             chunk = tuple(token_ids[end - size : end])
-            if not self._cache.extend(path, chunk, pages[len(path) - 1], beside_equal=beside_equal):
+            pages = [table[len(path) - 1] for table in tables]
+            if not self._cache.extend(path, chunk, pages, beside_equal=beside_equal):
                 request.next_cached_at = _NEVER
                 return
             request.next_cached_at = end + size
 
-    def free_left_pages(self, request: Request) -> tuple[int, int, list[int]]:
-        """Gives back the pages that no token to come sees; the change of the page table's row, as in StepPlan.
+    def free_left_pages(self, request: Request) -> list[PageUpdate]:
+        """Gives back the pages that no token to come sees; the change of the page tables, as in StepPlan.
 
         To be called once computed tokens reach next_left_at, and after `cache_full_pages`. A step in flight is no
         obstacle: all of its tokens are to come.
         """
+        need = self._need
         assert request.slot is not None
-        first = request.num_left_pages
+        assert need.windowed is not None
+        kind, first = len(need.kinds) - 1, request.num_left_pages
+        pages = request.tables[kind]
         while request.next_left_at <= request.num_computed_tokens:
             index = request.num_left_pages
-            self._cache.release_page(request.cache_path, request.pages, index)
-            request.pages[index] = NO_PAGE
+            self._cache.leave_page(request.cache_path, kind, pages[index], index)
+            pages[index] = NO_PAGE
             request.num_left_pages = index + 1
-            request.next_left_at = self._need.leaves_at(index + 1)
-        count = request.num_left_pages - first
-        self.num_left_pages += count
-        return request.slot, first, [NO_PAGE] * count
+            request.next_left_at = self._next_left_at(request)
+        gone = [NO_PAGE] * (request.num_left_pages - first)
+        self.num_left_pages += len(gone) * need.num_windowed_tables
+        return [(table, request.slot, first, gone) for table in range(need.num_full_tables, need.num_tables)]
 
     def reset_cache(self) -> int:
         """Bars everything computed so far from being matched; number of pages that became free."""
@@ -153,30 +206,39 @@ class Placement:
         for request in placed:
             assert request.slot is not None
             slots.append(request.slot)
-            for index in range(request.num_left_pages, len(request.pages)):
-                page = request.pages[index]
-                references[page] += 1
-                node = request.cache_path[index + 1] if index + 1 < len(request.cache_path) else None
-                if node is None or node.page != page:
-                    assert page not in private, f"page {page} has two owners"
-                    private.add(page)
-                if node is not None and node.page != page:
-                    references[node.page] += 1
+            for kind, table in enumerate(request.tables):
+                for index, page in enumerate(table):
+                    if page != NO_PAGE:
+                        self._count(references, private, request.cache_path[index + 1 : index + 2], kind, page)
             self._check_tables(request)
         assert sorted(slots) == list(range(self._num_slots)), "a slot is lost or used twice"
         assert all(references[page] == 1 for page in private), "a private page is shared"
         self.pool.check_invariants(references)
         self._cache.check_invariants()
 
+    @staticmethod
+    def _count(references: list[int], private: set[int], node: list[Node], kind: int, page: int) -> None:
+        """Adds what a request holds at one index, where its path has this node or none, for one kind of layers."""
+        references[page] += 1
+        if node and node[0].pages[kind] == page:
+            return
+        assert page not in private, f"page {page} has two owners"
+        private.add(page)
+        if node:
+            references[node[0].pages[kind]] += 1
+
     def _check_tables(self, request: Request) -> None:
         computed, scheduled = request.num_computed_tokens, request.num_scheduled_tokens
-        assert len(request.pages) == self.pages_for(scheduled), "pages do not match the scheduled tokens"
-        held = request.pages[request.num_left_pages :]
-        assert len(set(held)) == len(held), "a page stands twice in one table"
-        assert NO_PAGE not in held, "a page that a token to come sees is gone"
-        assert set(request.pages[: request.num_left_pages]) <= {NO_PAGE}
-        lowest = computed + 1 - (self._need.window or computed + 1)  # the first position that the next token sees
-        assert request.num_left_pages == max(0, lowest) // self.page_size, "pages do not match the window"
+        for table, need in zip(request.tables, self._need.kinds, strict=True):
+            assert len(table) == self.columns_for(scheduled), "pages do not match the scheduled tokens"
+            num_left = 0 if need.window is None else max(0, computed + 1 - need.window) // self.page_size
+            assert set(table[:num_left]) <= {NO_PAGE}, "pages do not match the window"
+            held = table[num_left:]
+            assert len(set(held)) == len(held), "a page stands twice in one table"
+            assert NO_PAGE not in held, "a page that a token to come sees is gone"
+            assert len(held) <= need.most, "more pages than a window and two chunks need"
+            assert need.window is None or num_left == request.num_left_pages
+        assert request.num_columns == self.columns_for(scheduled)
         assert computed <= scheduled
         # The draws that a finished request still has in flight are dropped, never committed.
         known = len(request.token_ids) + request.num_draws_in_flight

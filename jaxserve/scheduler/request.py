@@ -53,12 +53,16 @@ class Request:
     num_in_flight_steps: int = field(init=False, default=0)
     num_draws_in_flight: int = field(init=False, default=0)
     """Steps in flight that draw a new token; so many tokens follow token_ids that the host does not know yet."""
-    pages: list[int] = field(init=False, default_factory=list)
+    tables: list[list[int]] = field(init=False, default_factory=list)
+    """For each kind of layers its pages in order (sets of pages, see pages.py, where it has several page tables)."""
+    num_columns: int = field(init=False, default=0)
+    """Length of each of the tables."""
     num_left_pages: int = field(init=False, default=0)
-    """So many pages at the start left the window of every token to come and were given back: NO_PAGE in `pages`."""
+    """So many pages at the start of the windowed layers' table left the window of every token to come and were given
+    back: NO_PAGE in the table."""
     cache_path: list[Node] = field(init=False, default_factory=list)
-    """Root and one node per full page that is in the prefix cache; holds a reference on the page of each node whose
-    page has not left the window."""
+    """Root and one node per full page that is in the prefix cache; holds a reference on each page of each node that
+    has not left the window."""
     next_cached_at: int = field(init=False, default=0)
     """Number of computed tokens at which the next page is full and enters the prefix cache."""
     next_left_at: int = field(init=False, default=0)
@@ -90,8 +94,8 @@ class Request:
 
     @property
     def num_held_pages(self) -> int:
-        """Entries of its page table that are pages."""
-        return len(self.pages) - self.num_left_pages
+        """Entries of the windowed layers' table that are pages; in that of the others all are."""
+        return self.num_columns - self.num_left_pages
 
     @property
     def is_finished(self) -> bool:

@@ -16,9 +16,9 @@ admitted only when all its known tokens would fit beside what the prompts under 
 of the pages; with nothing running it only has to fit. If it does not fit, or no slot is left, running requests of
 strictly worse priority are preempted for it, worst first, provided that this can give enough pages.
 
-Windows. Where every layer sees a token and the window - 1 before it, a page is given back at the commit after which
-no token to come sees it, and never are more taken than a window and two chunks need (page_need.py): a prompt that has
-so many waits for its step in flight.
+Windows. A page of layers that see a token and the window - 1 before it is given back at the commit after which no
+token to come sees it, and never are more taken than a window and two chunks need (page_need.py): a request that has
+so many waits for its step in flight. Where other layers see all tokens, all page tables grow together by a column.
 
 Progress. The best request of all is never preempted (unless it runs alone and then fits anew), and when it stalls no
 worse request is admitted; each step it stalls, a worse one has left or is leaving. So it ends, and then the next best.
@@ -30,12 +30,12 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from jaxserve.errors import InvalidRequest
-from jaxserve.scheduler.page_need import page_need
+from jaxserve.scheduler.page_need import sequence_need
 from jaxserve.scheduler.placement import Placement
 from jaxserve.scheduler.prefix_cache import Node
 from jaxserve.scheduler.request import Request, SchedulerFinishReason, Status, check_fits
 from jaxserve.scheduler.stats import SchedulerStats
-from jaxserve.scheduler.step_plan import IN_FLIGHT_TOKEN, StepDraft, StepPlan, TokenEvent
+from jaxserve.scheduler.step_plan import IN_FLIGHT_TOKEN, PageUpdate, StepDraft, StepPlan, TokenEvent
 
 _rank = attrgetter("rank")
 
@@ -43,8 +43,8 @@ _rank = attrgetter("rank")
 class Scheduler:
     """Continuous batching over a fixed set of slots and pages.
 
-    max_prefills_per_step limits rows of more than one token; max_prefill_chunk limits their length. window: of a model
-    whose layers all have one, the widest of them.
+    max_prefills_per_step limits rows of more than one token; max_prefill_chunk limits their length. window: the widest
+    of the layers' windows. tables: page tables of layers without and with a window; None where all share one.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Scheduler:
         max_prefill_chunk: int | None = None,
         enable_prefix_caching: bool = True,
         window: int | None = None,
+        tables: tuple[int, int] | None = None,
     ) -> None:
         limits = (num_pages, page_size, max_num_seqs, max_num_batched_tokens, max_model_len, max_prefills_per_step)
         self._max_prefill_chunk = max_num_batched_tokens if max_prefill_chunk is None else max_prefill_chunk
@@ -69,7 +70,7 @@ class Scheduler:
         self._watermark_pages = max(1, num_pages // 100)
         self._placement = Placement(
             num_pages=num_pages,
-            need=page_need(window, page_size, self._max_prefill_chunk),
+            need=sequence_need(window, page_size, self._max_prefill_chunk, tables),
             num_slots=max_num_seqs,
             caches_prefixes=enable_prefix_caching,
         )
@@ -79,7 +80,7 @@ class Scheduler:
         self._running: list[Request] = []
         self._draining: set[Request] = set()  # left running, but a step in flight still refers to them
         self._in_flight: deque[StepPlan] = deque()
-        self._page_updates: list[tuple[int, int, list[int]]] = []  # for the next plan
+        self._page_updates: list[PageUpdate] = []  # for the next plan
         self._num_steps = 0
         self._num_arrivals = 0
         self._num_preemptions = 0
@@ -177,7 +178,7 @@ class Scheduler:
                 if computed >= request.next_cached_at:
                     self._placement.cache_full_pages(request)
                 if computed >= request.next_left_at:
-                    self._page_updates.append(self._placement.free_left_pages(request))
+                    self._page_updates += self._placement.free_left_pages(request)
                 if samples:
                     token_ids = request.token_ids
                     token_ids.append(token)
@@ -206,7 +207,7 @@ class Scheduler:
                 continue
             if not tokens_left:
                 break
-            if start == len(request.pages) * page_size and not self._grow(request, draft):
+            if start == request.num_columns * page_size and not self._grow(request, draft):
                 continue
             tokens_left -= 1
             requests.append(request)
@@ -221,18 +222,20 @@ class Scheduler:
         return prefilling
 
     def _grow(self, request: Request, draft: StepDraft) -> bool:
-        """Gives the request one more page. False: it stalls."""
+        """Gives the request one more column of pages. False: it stalls, or its step in flight has to free some."""
+        if self._placement.room(request) < 1:
+            return False
         if not self._make_room(request):
             draft.stall(request)
             return False
-        self._give_pages(request, 1, draft)
+        self._give_columns(request, 1, draft)
         return True
 
     def _add_prefill(self, request: Request, draft: StepDraft) -> None:
         """Adds the next chunk of a running prompt, as long as limits and pages allow."""
         start = request.num_scheduled_tokens
         page_size = self._placement.page_size
-        held = len(request.pages) * page_size - start
+        held = request.num_columns * page_size - start
         length = min(len(request.token_ids) - start, draft.tokens_left, self._max_prefill_chunk)
         length = min(length, held + self._placement.room(request) * page_size)
         if not length or (length > 1 and not draft.prefills_left):
@@ -241,8 +244,8 @@ class Scheduler:
         if not held and not self._make_room(request):
             draft.stall(request)
             return
-        length = min(length, held + self._pool.num_available * page_size)
-        self._give_pages(request, self._placement.pages_for(start + length) - len(request.pages), draft)
+        length = min(length, held + self._pool.num_available // self._placement.column_pages * page_size)
+        self._give_columns(request, self._placement.columns_for(start + length) - request.num_columns, draft)
         self._add_known(request, length, draft)
 
     def _add_known(self, request: Request, length: int, draft: StepDraft) -> None:
@@ -257,12 +260,9 @@ class Scheduler:
     def _promise_rest(self, request: Request, draft: StepDraft) -> None:
         draft.promised_pages += self._placement.lacking(request)
 
-    def _give_pages(self, request: Request, num_pages: int, draft: StepDraft) -> None:
-        if num_pages:
-            assert request.slot is not None
-            pages = self._pool.take(num_pages)
-            draft.page_updates.append((request.slot, len(request.pages), pages))
-            request.pages += pages
+    def _give_columns(self, request: Request, num_columns: int, draft: StepDraft) -> None:
+        if num_columns:
+            draft.page_updates += self._placement.grow(request, num_columns)
 
     def _admit(self, draft: StepDraft) -> None:
         """Moves waiting requests, best first, into slots while limits and pages allow."""
@@ -303,9 +303,8 @@ class Scheduler:
         request.num_admissions += 1
         length = min(len(request.token_ids) - cached, draft.tokens_left, self._max_prefill_chunk)
         length = min(length, self._placement.room(request) * self._placement.page_size)
-        request.pages += self._pool.take(self._placement.pages_for(cached + length) - len(request.pages))
-        assert request.slot is not None
-        draft.page_updates.append((request.slot, 0, list(request.pages)))
+        self._placement.grow(request, self._placement.columns_for(cached + length) - request.num_columns)
+        draft.page_updates += self._placement.updates_from(request, 0)
         draft.placed.append(request)
         self._add_known(request, length, draft)
 
@@ -316,8 +315,8 @@ class Scheduler:
             self._prefix_hit_tokens += cached
 
     def _make_room(self, request: Request) -> bool:
-        """Preempts requests worse than this one until a page is available. False: it has to wait."""
-        while not self._pool.num_available:
+        """Preempts requests worse than this one until a column is available. False: it has to wait."""
+        while self._pool.num_available < self._placement.column_pages:
             worst = self._running[-1]
             # Alone, its own step in flight may set pages free: it waits for that.
             if self._draining or (worst is request and (len(self._running) > 1 or request.num_in_flight_steps)):
@@ -333,7 +332,8 @@ class Scheduler:
         if self._draining or not self._running or self._running[-1].priority <= request.priority:
             return False
         if self._placement.has_free_slot:
-            reclaimable = sum(other.num_held_pages for other in self._running if other.priority > request.priority)
+            worse = [other for other in self._running if other.priority > request.priority]
+            reclaimable = sum(map(self._placement.num_pages_of, worse))
             if self._pool.num_available + reclaimable < request.room_wanted:
                 return False
         self._preempt(self._running[-1])

@@ -11,6 +11,10 @@ IN_FLIGHT_TOKEN = -1
 """Stands for the token drawn for this slot by the latest step in flight; only the device knows it."""
 
 
+type PageUpdate = tuple[int, int, int, list[int]]
+"""Number of a page table, slot, first index in the slot's row there, and the pages from there on."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StepPlan:
     """One step: parallel lists with one entry per row, and all rows' token ids concatenated.
@@ -18,8 +22,7 @@ class StepPlan:
     slots: where the row's request lives on the device. starts: position of the row's first token. lengths: tokens of
     the row. samples: whether a new token is drawn after the row's last. The first num_single_rows rows have length 1.
     token_ids may hold IN_FLIGHT_TOKEN, only as the last id of a row. placed: requests put into their slot by this
-    step. page_updates: (slot, first index in the slot's page table row, pages), to apply in order before the step;
-    NO_PAGE for those that left the window.
+    step. page_updates: to apply in order before the step; NO_PAGE for those that left the window.
     """
 
     step: int
@@ -31,7 +34,7 @@ class StepPlan:
     num_single_rows: int
     token_ids: list[int]
     placed: list[Request]
-    page_updates: list[tuple[int, int, list[int]]]
+    page_updates: list[PageUpdate]
 
     @property
     def num_tokens(self) -> int:
@@ -74,7 +77,7 @@ class StepDraft:
     singles: Rows = field(default_factory=Rows)
     chunks: Rows = field(default_factory=Rows)
     placed: list[Request] = field(default_factory=list)
-    page_updates: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    page_updates: list[PageUpdate] = field(default_factory=list)
     promised_pages: int = 0
     """Pages that prompts under way will still ask for."""
     best_stalled: tuple[int, int] | None = None

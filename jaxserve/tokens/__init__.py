@@ -8,7 +8,7 @@ arrives. Nothing here knows the model, the engine or HTTP.
 from jaxserve.tokens.chat_ids import encode_chat
 from jaxserve.tokens.chat_template import ChatTemplate
 from jaxserve.tokens.detokenizer import Detokenizer
-from jaxserve.tokens.load import load_tokenizer_from_folder, load_tokenizer_from_gguf
+from jaxserve.tokens.load import holds_tokenizer, load_tokenizer_from_folder, load_tokenizer_from_gguf
 from jaxserve.tokens.stop import StopStrings
 from jaxserve.tokens.tokenizer import Tokenizer
 
@@ -18,6 +18,7 @@ __all__ = [
     "StopStrings",
     "Tokenizer",
     "encode_chat",
+    "holds_tokenizer",
     "load_tokenizer_from_folder",
     "load_tokenizer_from_gguf",
 ]

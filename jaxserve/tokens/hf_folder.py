@@ -24,6 +24,11 @@ from jaxserve.tokens.token_table import TokenTable, fallback_byte, spaced_piece
 from jaxserve.tokens.tokenizer import TextEncoder, Tokenizer
 
 
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether there is a vocabulary that `read_folder` reads."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", *tiktoken_vocab.FILE_NAMES))
+
+
 def read_folder(folder: Path, *, reads_generation_config: bool = True) -> Tokenizer:
     """The tokenizer of folder. Raises UnsupportedCheckpoint or CheckpointError naming the file at fault."""
     ends_file = folder / "generation_config.json"

@@ -37,6 +37,11 @@ def load_tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     )
 
 
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether an HF model folder has a vocabulary."""
+    return hf_folder.holds_tokenizer(folder)
+
+
 def load_tokenizer_from_folder(path: Path, *, reads_generation_config: bool = True) -> Tokenizer:
     """The tokenizer of an HF model folder: tokenizer.json, else tokenizer.model, with their configuration files.
 

@@ -103,6 +103,13 @@ def test_chunks_are_whole_rows_that_meet_the_edges_of_devices(shape, chunks):
     assert chunk_shape(ArrayInfo(dtype="uint8", shape=shape)) == chunks
 
 
+@pytest.mark.parametrize(
+    ("parts", "chunks"), [((8, 1), [64, 4096]), ((1, 8), [512, 512]), ((2, 4), [256, 1024]), ((3, 1), [512, 4096])]
+)
+def test_chunks_for_a_plan_are_parts_of_what_one_device_has(parts, chunks):
+    assert chunk_shape(ArrayInfo(dtype="uint8", shape=(4096, 4096)), parts) == chunks
+
+
 def fail_in_the_middle(target: Path) -> None:
     with writing_native(target, overwrite=False) as writer:
         writer.write("norm", "", np.ones(3, np.float32))

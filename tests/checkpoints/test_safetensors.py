@@ -102,6 +102,14 @@ def test_a_header_longer_than_the_file_is_refused(num_bytes: int, tmp_path: Path
         open_safetensors(with_header(tmp_path / "model.safetensors", {}, num_bytes=num_bytes))
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt"])
+def test_a_pickle_is_never_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(UnsupportedCheckpoint, match=f"{name}: a pickle, which may run any code"):
+            open_safetensors(path)
+
+
 def test_short_missing_and_unknown(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     with pytest.raises(CheckpointError, match="no safetensors file"):

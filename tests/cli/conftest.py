@@ -116,6 +116,7 @@ class Starts:
     frontend: FakeFrontend
     configs: list[Any] = field(default_factory=list)
     warm_ups: list[bool] = field(default_factory=list)
+    needs_text: list[bool] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -125,9 +126,10 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
 
     starts = Starts(frontend=FakeFrontend())
 
-    def start_frontend(config: Any, progress: Any, *, warm_up: bool) -> FakeFrontend:
+    def start_frontend(config: Any, progress: Any, *, warm_up: bool, needs_text: bool = False) -> FakeFrontend:
         starts.configs.append(config)
         starts.warm_ups.append(warm_up)
+        starts.needs_text.append(needs_text)
         with progress.task("loading weights", 3) as advance:
             advance(3)
         return starts.frontend

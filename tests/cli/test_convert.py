@@ -14,13 +14,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from checkpoints.errors import CheckpointError
-from checkpoints.load import open_weights
+from checkpoints.load import NativeWeights, open_weights
 from jaxserve.engine.progress import Silent
 from jaxserve.offline import read_tokenizer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ROOT = Path(__file__).parents[2]
 GGUF = FIXTURES / "gguf" / "gguf_llama_legacy" / "model.gguf"
+LLAMA = FIXTURES / "models" / "llama_untied"
 
 
 @pytest.fixture
@@ -91,13 +92,33 @@ def test_it_generates_what_its_source_does(run, smollm2_path, tmp_path):
     ("options", "message", "code"),
     [
         (("--format", "q9_9"), "--format q9_9: expected one of f32, f16, bf16, q4_0", 2),
-        (("--plan", "tp=2"), "--plan: this version has no sharding plans", 2),
+        (("--plan", "tp=2"), "--plan tp=2: ", 2),
     ],
 )
 def test_options_it_refuses(run, tmp_path, options, message, code):
     ran = run("convert", str(GGUF), str(tmp_path / "native"), *options)
     assert (ran.code, list(tmp_path.iterdir())) == (code, [])
     assert message in ran.error_line()
+
+
+def test_a_plan_decides_the_chunks(run, tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text("[mesh]\ntensor = 2\n")
+    ran = run("convert", str(LLAMA), str(tmp_path / "native"), "--plan", str(plan))
+    assert ran.code == 0, ran.stderr
+    with open_weights(tmp_path / "native") as weights:
+        assert isinstance(weights, NativeWeights)
+        chunk = weights.arrays._open("layers.0.attention.o", "").chunk_layout.read_chunk.shape
+        assert chunk[1] * 2 == weights.arrays.parameters["layers.0.attention.o"].shape[1]
+
+
+def test_a_plan_that_does_not_suit_the_model(run, tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text("[mesh]\nexpert = 2\n")
+    ran = run("convert", str(LLAMA), str(tmp_path / "native"), "--plan", str(plan))
+    assert ran.code == 2
+    assert "the model has no experts" in ran.error_line()
+    assert not (tmp_path / "native").exists()
 
 
 def test_a_target_that_exists(run, native, tmp_path):

@@ -24,6 +24,40 @@ def test_text_on_stdout_and_the_rest_on_stderr(run, starts):
     assert " | answer 4 tokens, " in lines[-1]
 
 
+def test_token_ids_instead_of_text(run, starts):
+    ran = run("generate", "--prompt-token-ids", "5, 6,7", "--json")
+    assert json.loads(ran.out)["prompt_token_ids"] == [5, 6, 7]
+    assert json.loads(ran.out)["prompt"] is None
+    assert (starts.frontend.chats, starts.frontend.prompts) == ([], [])
+    run("generate", "-p", "x")
+    assert starts.needs_text == [False, True]
+
+
+@pytest.mark.parametrize("options", [(), ("--no-stream",)])
+def test_without_a_tokenizer_ids_are_printed(run, starts, options):
+    starts.frontend.tokenizer = starts.frontend.chat_template = None
+    ran = run("generate", "--prompt-token-ids", "5 6", *options)
+    assert (ran.code, ran.out.split()) == (0, ["0", "1", "2", "3"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "give one of --prompt TEXT and --prompt-token-ids IDS"),
+        (("-p", "x", "--prompt-token-ids", "1"), "give one of --prompt TEXT and --prompt-token-ids IDS"),
+        (("--prompt-token-ids", "1,x"), "--prompt-token-ids '1,x': expected numbers with commas between them"),
+        (("--prompt-token-ids", "-1"), "--prompt-token-ids '-1': expected numbers"),
+        (("--prompt-token-ids", ","), "--prompt-token-ids ',': expected numbers"),
+        (("--prompt-token-ids", "1", "--system", "s"), "leave --system and --chat out"),
+    ],
+)
+def test_prompts_it_refuses(run, starts, options, message):
+    ran = run("generate", *options)
+    assert ran.code == 2
+    assert message in ran.error_line()
+    assert starts.configs == []
+
+
 def test_the_models_sampling_defaults_apply_where_nothing_is_named(run, starts):
     starts.frontend.sampling_defaults = {"temperature": 0.6, "top_p": 0.9}
     run("generate", "-p", "x", "--top-p", "0.5", "--generation-config", "some/folder")

@@ -21,7 +21,7 @@ from jaxserve.errors import ConfigError, EngineDied, ModelNotFound
         (["pul"], "Did you mean 'pull'?"),
         (["--foo"], "No such option: --foo"),
         (["generate", "-p", "x", "--foo"], "No such option: --foo (see jaxserve generate --help)"),
-        (["generate"], "Missing option '--prompt'"),
+        (["generate"], "give one of --prompt TEXT and --prompt-token-ids IDS"),
         (["generate", "-p", "x", "--max-model-len", "8Q"], "'8Q' is no whole number"),
         (["generate", "-p", "x", "--max-model-len", "0"], "--max-model-len must be an integer of at least 2"),
         (["generate", "-p", "x", "--dtype", "int3"], "'int3'"),

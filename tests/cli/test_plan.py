@@ -29,7 +29,7 @@ def compiled(monkeypatch) -> list:
     seen = []
 
     def compile_plan(request, environment, limit_seconds):
-        seen.append((request.tensor, request.expert))
+        seen.append((request.tensor, request.expert, request.data))
         extra = {"state_bytes": 100, "kv_cache_bytes": 10**9, "compile_seconds": 4.5, "host_memory_bytes": 10**9}
         return {"prefill": PROGRAM, "decode": PROGRAM, **extra}
 
@@ -40,7 +40,7 @@ def compiled(monkeypatch) -> list:
 def test_a_table_for_people(compiled, capsys):
     assert run_command(["plan", LLAMA, "--topology", "cpu:2", "-tp", "2", "--context", "4K", "--price", "2"]) == 0
     shown = capsys.readouterr()
-    assert compiled == [(2, 1)]
+    assert compiled == [(2, 1, 1)]
     assert "8.0B parameters, on cpu:2 (2 x cpu), tensor 2 x expert 1: 32 sequences of 4,096 tokens" in shown.out
     assert "warning: prefill: of 1,000,000,100 donated bytes" in " ".join(shown.out.split())
     assert "a million tokens at 2 per chip and hour: in " in shown.out
@@ -58,15 +58,15 @@ def test_json_has_the_promised_keys(compiled, capsys):
     step = {"flops", "hbm_bytes", "wire_bytes", "seconds", "bound_by", "tokens_per_second"}
     assert set(report["prefill"]) >= step <= set(report["decode"])
     assert set(report["cost_per_million_tokens"]) == {"input", "output"}
-    assert report["plan"] == {"tensor": 2, "expert": 1}
+    assert report["plan"] == {"tensor": 2, "expert": 1, "data": 1}
 
 
 def test_a_search_compiles_the_best_and_lists_all(compiled, capsys):
     assert run_command(["plan", MIXTRAL, "--topology", "cpu:4", "--search", "--top", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert len(compiled) == 2
-    assert len(report["plans"]) == 3
-    assert [each["is_compiled"] for each in report["plans"]] == [True, True, False]
+    assert len(report["plans"]) == 6  # sizes of three axes with product 4
+    assert [each["is_compiled"] for each in report["plans"]] == [True, True, False, False, False, False]
     assert report["plan"] in [each["plan"] for each in report["plans"][:2]]
     assert run_command(["plan", MIXTRAL, "--topology", "cpu:4", "--search", "--top", "1"]) == 0
     assert "estimated" in capsys.readouterr().out
@@ -75,15 +75,15 @@ def test_a_search_compiles_the_best_and_lists_all(compiled, capsys):
 def test_without_a_plan_the_best_by_the_estimate_is_compiled(compiled, capsys):
     assert run_command(["plan", MIXTRAL, "--topology", "cpu:4", "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["plan"]
-    assert compiled == [(best["tensor"], best["expert"])]
-    assert best["tensor"] * best["expert"] == 4
+    assert compiled == [(best["tensor"], best["expert"], best["data"])]
+    assert best["tensor"] * best["expert"] * best["data"] == 4
 
 
 def test_a_plan_from_a_file(compiled, tmp_path):
     file = tmp_path / "p.toml"
     file.write_text("[mesh]\ntensor = 2\nexpert = 2\n")
     assert run_command(["plan", MIXTRAL, "--topology", "cpu:4", "--plan", str(file), "--json"]) == 0
-    assert compiled == [(2, 2)]
+    assert compiled == [(2, 2, 1)]
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,7 @@ def test_a_plan_from_a_file(compiled, tmp_path):
     [
         (["--topology", "v9:4"], "--topology 'v9:4' is no topology; expected KIND:SHAPE"),
         (["--topology", "cpu:2", "-tp", "4"], "tensor 4 x expert 1 needs 4 devices and cpu:2 has 2"),
+        (["--topology", "cpu:2", "-tp", "2", "-dp", "2"], "tensor 2 x expert 1 x data 2 needs 4 devices"),
         (["--topology", "cpu:2", "-ep", "2"], "the model has no experts to deal out to 2 devices"),
         (["--topology", "cpu:2", "--search", "-tp", "2"], "--search tries every plan"),
         (["--topology", "cpu:2", "--plan", "x.toml", "-tp", "2"], "--plan x.toml states the sizes of the mesh"),

@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 from jaxserve.engine.conversion import save  # noqa: E402
 from jaxserve.engine.loading import LoadedModel, Recipe, load_model  # noqa: E402
+from jaxserve.engine.placement import Placement  # noqa: E402
 from jaxserve.engine.progress import Silent  # noqa: E402
 from sharding.spec import ArraySpec  # noqa: E402
 
@@ -44,7 +45,8 @@ def over_inputs(parameter: str, spec: ArraySpec) -> NamedSharding:
 
 
 def load(path: str, layout: Any, placement: Any) -> LoadedModel:
-    return load_model(Path(path), Recipe(layout=layout, dtype="bfloat16"), Silent(), placement)
+    placed = None if placement is None else Placement(sharding=placement)
+    return load_model(Path(path), Recipe(layout=layout, dtype="bfloat16"), Silent(), placed)
 
 
 def compare(path: str, layout: str) -> None:

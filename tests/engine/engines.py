@@ -24,8 +24,12 @@ class Outcome:
 
 
 def engine_over(built: BuiltEngine, *, overlap: bool = True, **limits: Any) -> Engine:
-    """An engine with a fresh scheduler (limits given by name) over the compiled executor of `built`."""
+    """An engine with a fresh scheduler (limits given by name) over the compiled executor of `built`.
+
+    Page tables are those the executor was built for.
+    """
     executor = built.executor
+    groups = executor.shapes[0].groups
     options: dict[str, Any] = {
         "num_pages": built.num_pages,
         "page_size": built.page_size,
@@ -33,6 +37,8 @@ def engine_over(built: BuiltEngine, *, overlap: bool = True, **limits: Any) -> E
         "max_num_batched_tokens": built.max_num_batched_tokens,
         "max_model_len": built.max_model_len,
     }
+    if groups is not None:
+        options |= {"window": groups.window, "tables": (groups.num_full, groups.num_windowed)}
     return Engine(Scheduler(**(options | limits)), executor, overlap=overlap, seed=0)
 
 

@@ -1,12 +1,17 @@
 """A plan in its buffer: every token, row, page and parameter where the step reads it."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxserve.engine.inputs import InputFiller, sampling_row
+from jaxserve.layer_groups import GroupedLayout, LayerGroups
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.scheduler import IN_FLIGHT_TOKEN, Request, StepPlan
+from jaxserve.scheduler import IN_FLIGHT_TOKEN, Request, Scheduler, StepPlan
+from jaxserve.scheduler.page_need import sequence_need
+from jaxserve.scheduler.pages import NO_PAGE
 from jaxserve.step_inputs import StepInputs, StepShape, unpack
 
 SHAPES = (
@@ -23,8 +28,14 @@ def request_in(slot, prompt, **params):
 
 
 def filled_inputs(filler, plan) -> tuple[StepShape, StepInputs]:
-    shape, buffer = filler.fill(plan)
+    shape = filler.shape_of(plan)
+    buffer = filler.fill(plan, shape)
     return shape, unpack(jnp.asarray(buffer), shape)
+
+
+def grouped(inputs: StepInputs) -> GroupedLayout:
+    assert isinstance(inputs.paging, GroupedLayout)
+    return inputs.paging
 
 
 def plan_of(requests, starts, lengths, samples, token_ids, page_updates=()):
@@ -60,7 +71,7 @@ def filled():
         lengths=[1, 1, 3, 3],
         samples=[True, True, False, True],
         token_ids=[13, IN_FLIGHT_TOKEN, 30, 31, 32, 40, 41, 42],
-        page_updates=[(2, 0, [6]), (2, 1, [7, 8]), (4, 0, [9]), (1, 0, [5])],
+        page_updates=[(0, 2, 0, [6]), (0, 2, 1, [7, 8]), (0, 4, 0, [9]), (0, 1, 0, [5])],
     )
     shape, inputs = filled_inputs(filler, plan)
     assert shape == SHAPES[1]
@@ -83,6 +94,84 @@ def test_padding_rows_use_the_spare_slot(filled):
 
 def test_page_table_rows_follow_their_slots(filled):
     assert filled.layout.page_table.tolist() == [[6, 7, 8], [0] * 3, [0] * 3, [0] * 3, [9, 0, 0], [5, 0, 0], [0] * 3]
+
+
+def test_groups_of_layers_have_page_tables_of_their_own():
+    """Two for layers that see everything and one for layers that see 6 tokens, on pages of 4, 3 of which are held."""
+    places = ((0, 0), (1, 0), (2, 0))
+    sizes = {"layers_per_group": 1, "num_full": 2, "num_windowed": 1, "places": places}
+    groups = LayerGroups(**sizes, window=6, window_pages=3, page_size=4)
+    shape = StepShape(single_rows=2, chunk_tokens=0, chunk_rows=0, max_pages=7, groups=groups)
+    filler = InputFiller((shape,), NUM_SLOTS)
+    requests = [request_in(slot, [1])[0] for slot in (2, 4)]
+    tables = [list(range(10 * number, 10 * number + 6)) for number in (1, 2, 3)]
+    updates = [(number, 2, 0, table[:3]) for number, table in enumerate(tables)]
+    updates += [(number, 2, 3, table[3:]) for number, table in enumerate(tables)]
+    updates += [(2, 2, 0, [NO_PAGE] * 3), (0, 4, 0, [7]), (1, 4, 0, [8]), (2, 4, 0, [9])]
+    _, inputs = filled_inputs(filler, plan_of(requests, [20, 2], [1, 1], [True, True], [5, 5], updates))
+    found = [layout.page_table.tolist() for layout in grouped(inputs).layouts]
+    assert [table[0][:6] for table in found[:2]] == tables[:2]
+    assert found[2][0] == [-1, -1, -1, *tables[2][3:], -1]  # position 20 sees 15 and what follows
+    assert [table[1][0] for table in found] == [7, 8, 9]
+    assert grouped(inputs).places == places
+    assert inputs.layout.page_table.tolist() == found[0]
+    assert all(layout.kv_lengths.tolist() == [21, 3] for layout in grouped(inputs).layouts)
+
+
+def test_pages_matched_behind_a_window_find_their_columns():
+    places = ((0, 0), (1, 0))
+    sizes = {"layers_per_group": 1, "num_full": 1, "num_windowed": 1, "places": places}
+    groups = LayerGroups(**sizes, window=6, window_pages=3, page_size=4)
+    shape = StepShape(single_rows=1, chunk_tokens=8, chunk_rows=1, max_pages=7, groups=groups)
+    filler = InputFiller((shape,), NUM_SLOTS)
+    request, _ = request_in(3, [1] * 24)
+    updates = [(0, 3, 0, [10, 11, 12, 13, 14]), (1, 3, 0, [NO_PAGE, NO_PAGE, 22, 23, 24])]
+    _, inputs = filled_inputs(filler, plan_of([request], [16], [4], [False], [5] * 4, updates))
+    assert grouped(inputs).layouts[1].page_table[1].tolist() == [-1, -1, 22, 23, 24, -1, -1]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_tables_are_those_of_the_scheduler_whatever_happens(overlap):
+    """Random traffic with preemptions, prefix hits and slots used again: each row's pages, as far as it sees."""
+    rng = np.random.default_rng(overlap)
+    need = sequence_need(6, 4, 8, (2, 2))
+    assert need.windowed is not None
+    places = tuple((group, 0) for group in range(4))
+    sizes = {"layers_per_group": 1, "num_full": 2, "num_windowed": 2, "places": places}
+    groups = LayerGroups(**sizes, window=6, window_pages=need.windowed.most, page_size=4)
+    shape = StepShape(single_rows=5, chunk_tokens=8, chunk_rows=4, max_pages=20, groups=groups)
+    limits: dict[str, Any] = {"max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": 8, "max_model_len": 80}
+    scheduler = Scheduler(num_pages=need.least_for(80) + 10, page_size=4, window=6, tables=(2, 2), **limits)
+    filler = InputFiller((shape,), NUM_SLOTS)
+    in_flight, num_checked = [], 0
+    for step in range(400):
+        if step < 300 and rng.random() < 0.2:
+            prompt = [1] * int(rng.integers(1, 40)) + rng.integers(2, 4, int(rng.integers(0, 3))).tolist()
+            scheduler.add(Request(request_id=str(step), prompt_token_ids=prompt, max_tokens=int(rng.integers(1, 40))))
+        plan = scheduler.schedule()
+        if plan is not None:
+            in_flight.append(plan)
+            tables = [scheduler._placement.updates_from(request, 0) for request in plan.requests]
+            _, inputs = filled_inputs(filler, plan)
+            found = np.stack([np.asarray(layout.page_table) for layout in grouped(inputs).layouts])
+            num_checked += check_tables(found, plan, tables)
+        while in_flight and (plan is None or len(in_flight) > overlap):
+            plan = in_flight.pop(0)
+            scheduler.commit(plan, [1] * len(plan.requests))
+    stats = scheduler.stats()
+    assert min(num_checked, stats.num_preemptions, stats.prefix_hit_tokens, stats.num_left_pages) > 10
+
+
+def check_tables(found, plan, tables) -> int:
+    for row, updates in enumerate(tables):
+        at = row if row < plan.num_single_rows else 5 + row - plan.num_single_rows
+        end = -(-(plan.starts[row] + plan.lengths[row]) // 4)
+        for table, _, _, pages in updates:
+            first = 0 if table < 2 else max(0, plan.starts[row] - 5) // 4
+            assert NO_PAGE not in pages[first:end]
+            assert found[table, at, first:end].tolist() == pages[first:end]
+            assert table < 2 or set(found[table, at, :first]) <= {NO_PAGE}
+    return len(tables)
 
 
 def test_targets_are_the_next_prompt_tokens_of_those_who_ask(filled):

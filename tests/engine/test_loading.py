@@ -91,8 +91,8 @@ def test_a_config_that_this_version_cannot_compute(model):
     rewrite_config(model, hidden_act="gelu")
     with pytest.raises(UnsupportedCheckpoint, match="hidden_act 'gelu'"):
         load_model(model, KEPT, Silent())
-    rewrite_config(model, hidden_act="silu", rope_scaling={"rope_type": "longrope"})
-    with pytest.raises(UnsupportedCheckpoint, match="longrope"):
+    rewrite_config(model, hidden_act="silu", rope_scaling={"rope_type": "spiral"})
+    with pytest.raises(UnsupportedCheckpoint, match="spiral"):
         load_model(model, KEPT, Silent())
     rewrite_config(model, rope_scaling=None, hidden_size=...)
     with pytest.raises(CheckpointError, match="'hidden_size' is missing"):

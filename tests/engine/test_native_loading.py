@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from checkpoints.errors import CheckpointError
 from jaxserve.engine.conversion import MAX_SIDE_BYTES, convert, encoded, save
 from jaxserve.engine.loading import Recipe, load_model
+from jaxserve.engine.placement import Placement
 from jaxserve.engine.progress import Silent
 from jaxserve.engine.step import Program, logits_of_tokens
 from jaxserve.kv_cache import cache_spec, empty_cache
@@ -115,7 +116,9 @@ def test_a_packed_gguf_is_expanded_on_eight_devices():
 
 def test_placements_that_cannot_be(tmp_path):
     with pytest.raises(ValueError, match="tiles are for one CPU"):
-        load_model(GGUF, Recipe(layout="tiled", dtype="float32"), Silent(), lambda parameter, spec: None)
+        load_model(
+            GGUF, Recipe(layout="tiled", dtype="float32"), Silent(), Placement(sharding=lambda parameter, spec: None)
+        )
 
 
 def test_native_to_native_and_a_loaded_model(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from jaxserve.engine import program_keys
 from jaxserve.engine.program_keys import Nameless, identity, lowered_key, traced_key
+from jaxserve.layer_groups import layer_groups
 from jaxserve.models.llama import MODEL
 from jaxserve.step_inputs import StepShape
 from pallas_kernels.cpu.targets import Origin, Targets
@@ -45,6 +46,7 @@ def test_what_is_made_again_has_the_same_key():
         (MODEL, REFERENCE, SHAPE),
         (dataclasses.replace(MODEL, unembed=MODEL.forward), XLA, SHAPE),
         (MODEL, XLA, dataclasses.replace(SHAPE, max_pages=5)),
+        (MODEL, XLA, dataclasses.replace(SHAPE, groups=layer_groups([16, None], 16, 3, 9))),
         (MODEL, cpu_kernels(targets()), SHAPE),
         (MODEL, cpu_kernels(targets("cpu_q4_1_abd")), SHAPE),
     ],

@@ -13,12 +13,13 @@ from jaxserve.errors import ConfigError
 
 SCRIPT = Path(__file__).resolve().parents[1] / "models" / "spread_run.py"
 
-# Plans as TENSORxEXPERT; ":e" runs the whole engine as well. Heads 4 and kv heads 2 do not divide by 3, 8 or 6.
+# Plans as TENSORxEXPERT[xDATA]; ":e" runs the whole engine as well. Heads 4 and kv heads 2 do not divide by 3, 8 or 6.
 QUICK = {
     "llama_tied_bias_llama3": ["3x1"],
-    "mixtral": ["2x2:e", "4x1", "1x6"],
+    "mixtral": ["2x2:e", "4x1", "1x8"],
     "gpt_oss": ["2x3"],
-    "deepseek_v3": ["2x4:e", "8x1"],
+    "deepseek_v3": ["2x4:e", "8x1", "2x2x2:e"],
+    "gemma3_text": ["1x1x2:e"],
 }
 FULL = {
     "llama_untied": ["2x1", "3x1", "4x1:e", "6x1", "8x1"],
@@ -36,6 +37,12 @@ FULL = {
     "gpt_oss": ["1x2", "1x6", "2x2", "4x2:e", "8x1"],
     "deepseek_v2_lite": ["1x2", "1x8", "2x4:e", "4x2"],
     "deepseek_v3": ["1x2", "1x4", "1x8", "2x2", "4x2:e", "2x1"],
+    # Groups with requests of their own, in every mix of two, four and eight devices.
+    "groups mixtral": ["1x1x2:e", "2x1x2:e", "1x2x2:e", "1x1x4:e", "2x2x2:e", "4x1x2:e", "1x4x2:e", "1x1x8:e"],
+    "groups qwen3_moe": ["1x1x2:e", "2x1x2:e", "1x2x2:e", "1x1x4:e", "2x2x2:e", "2x1x4:e", "1x2x4:e", "1x1x8:e"],
+    "groups deepseek_v3": ["1x1x2:e", "2x1x2:e", "1x2x2:e", "1x1x4:e", "2x1x4:e", "1x2x4:e", "4x1x2:e", "1x1x8:e"],
+    "groups gpt_oss": ["1x1x2:e", "2x1x2:e", "1x2x2:e", "1x1x4:e", "2x2x2:e", "2x1x4:e", "1x4x2:e", "1x1x8:e"],
+    "groups llama_untied": ["1x1x2:e", "2x1x2:e", "4x1x2:e", "2x1x4:e", "1x1x8:e"],
 }
 
 
@@ -58,13 +65,12 @@ def test_plans_give_the_logits_of_one_device(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FULL)
 def test_every_mix_of_tensor_and_expert(name):
-    run_plans(name, FULL[name])
+    run_plans(name.removeprefix("groups "), FULL[name])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data_parallel_size": 2}, "--data-parallel-size 2: this version has no replicas"),
         ({"tensor_parallel_size": 0}, "--tensor-parallel-size must be an integer of at least 1, got 0"),
         ({"plan": "p.toml", "expert_parallel_size": 2}, "states the sizes of the mesh: leave the parallel sizes out"),
     ],

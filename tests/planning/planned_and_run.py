@@ -1,7 +1,7 @@
 """Run by test_compiled_plans.py in a process with four virtual devices; prints one JSON object.
 
-`python planned_and_run.py run MODEL TENSOR EXPERT PROGRAM...`: what the engine's own arrays and programs show when they
-run. `python planned_and_run.py planted`: doubts about programs made to have them.
+`python planned_and_run.py run MODEL TENSORxEXPERTxDATA PROGRAM...`: what the engine's own arrays and programs show
+when they run. `python planned_and_run.py planted`: doubts about programs made to have them.
 """
 
 import json
@@ -23,12 +23,12 @@ from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 from jaxserve.engine.executor import empty_state  # noqa: E402
-from jaxserve.engine.loading import Recipe, load_model  # noqa: E402
+from jaxserve.engine.loading import Recipe, load_model, model_config  # noqa: E402
 from jaxserve.engine.progress import Silent  # noqa: E402
-from jaxserve.engine.spread import spread  # noqa: E402
+from jaxserve.engine.spread import spread_over  # noqa: E402
 from jaxserve.engine.step import Program, step_function  # noqa: E402
-from jaxserve.kv_cache import cache_spec  # noqa: E402
 from jaxserve.planning.doubts import alias_doubts, gathered_weight_doubts, temp_doubts  # noqa: E402
+from jaxserve.planning.pages import page_plan  # noqa: E402
 from jaxserve.planning.request import PlanRequest  # noqa: E402
 from jaxserve.planning.step_programs import step_shapes_of  # noqa: E402
 from jaxserve.step_inputs import buffer_views  # noqa: E402
@@ -38,23 +38,26 @@ from sharding.hlo import collectives  # noqa: E402
 SMALL: dict = {"topology": "cpu:4", "context": 64, "batch": 4, "num_tokens": 64}
 
 
-def run(model: str, tensor: int, expert: int, names: list[str]) -> dict:
-    request = PlanRequest(model=model, tensor=tensor, expert=expert, **SMALL)
-    loaded = load_model(Path(model), Recipe(layout="expanded", dtype="float32"), Silent())
-    over, params = spread(request.plan, loaded.model, loaded.config, loaded.params, jax.devices())
+def run(model: str, tensor: int, expert: int, data: int, names: list[str]) -> dict:
+    request = PlanRequest(model=model, tensor=tensor, expert=expert, data=data, **SMALL)
+    over = spread_over(request.plan, model_config(Path(model)), jax.devices())
+    loaded = load_model(Path(model), Recipe(layout="expanded", dtype="float32"), Silent(), over.placement)
+    over, params, pages = over.with_params(loaded.params), loaded.params, page_plan(request, over.config)
     program = Program(model=loaded.model, config=over.config, kernels=XLA, dtype="float32", spread=over)
     program = program.for_context(request.context)
-    cache = program.new_cache(cache_spec(over.config, request.page_size, "float32"), 4 * 4)
-    state = jax.device_put(empty_state(4, request.context), program.everywhere)
+    num_pages = request.group_batch * pages.sequence_pages * request.data
+    cache = program.new_cache(pages.spec, num_pages)
+    rows = (request.group_batch + 1) * request.data
+    state = jax.device_put(empty_state(rows, request.context), program.by_group)
     found: dict = {"weights_bytes": held(params), "kv_cache_bytes": held(cache)}
-    for name, shape in zip(("prefill", "decode"), step_shapes_of(request), strict=True):
+    for name, shape in zip(("prefill", "decode"), step_shapes_of(request, pages), strict=True):
         if name not in names:
             continue
-        buffer = jax.device_put(buffer_views(shape)[0], program.everywhere)
+        buffer = jax.device_put(np.tile(buffer_views(shape)[0], request.data), program.by_group)
         compiled = step_function(program, shape).lower(params, cache, state, buffer).compile()
         memory = compiled.memory_analysis()
         outputs, cache, state = compiled(params, cache, state, buffer)
-        assert np.asarray(outputs.token_ids).shape == (shape.num_rows,)
+        assert np.asarray(outputs.token_ids).shape == (shape.num_rows * request.data,)
         found[name] = {
             "argument_bytes": memory.argument_size_in_bytes,
             "temp_bytes": memory.temp_size_in_bytes,
@@ -112,5 +115,5 @@ def planted() -> dict:
 
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:]
-    model, tensor, expert, *names = arguments or ("", 1, 1)
-    print(json.dumps(planted() if command == "planted" else run(model, int(tensor), int(expert), names)))
+    model, sizes, *names = arguments or ("", "")
+    print(json.dumps(planted() if command == "planted" else run(model, *map(int, sizes.split("x")), names)))

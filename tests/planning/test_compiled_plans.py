@@ -18,8 +18,8 @@ SCRIPT = Path(__file__).with_name("planned_and_run.py")
 SMALL: dict = {"topology": "cpu:4", "context": 64, "batch": 4, "num_tokens": 64}
 
 
-def request_for(model: str, tensor: int, expert: int) -> PlanRequest:
-    return PlanRequest(model=str(FIXTURES / "models" / model), tensor=tensor, expert=expert, **SMALL)
+def request_for(model: str, tensor: int, expert: int, data: int = 1) -> PlanRequest:
+    return PlanRequest(model=str(FIXTURES / "models" / model), tensor=tensor, expert=expert, data=data, **SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def run(*arguments: str) -> dict:
 
 
 def check(request: PlanRequest, facts: dict, *names: str) -> None:
-    shown = run("run", request.model, str(request.tensor), str(request.expert), *names)
+    shown = run("run", request.model, f"{request.tensor}x{request.expert}x{request.data}", *names)
     assert facts["weights_bytes"] == shown["weights_bytes"]
     assert facts["kv_cache_bytes"] == shown["kv_cache_bytes"]
     for name in names:
@@ -52,11 +52,18 @@ def test_predicted_bytes_are_those_of_a_run(mixtral):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "tensor", "expert"),
-    [("llama_untied", 4, 1), ("llama_untied", 1, 1), ("deepseek_v3", 2, 2), ("gemma3_text", 3, 1), ("mixtral", 2, 2)],
+    ("model", "sizes"),
+    [
+        ("llama_untied", (4, 1, 1)),
+        ("llama_untied", (1, 1, 1)),
+        ("deepseek_v3", (2, 2, 1)),
+        ("deepseek_v3", (1, 2, 2)),
+        ("gemma3_text", (3, 1, 1)),
+        ("mixtral", (2, 1, 2)),
+    ],
 )
-def test_predicted_bytes_of_other_models_and_plans(model, tensor, expert):
-    request = request_for(model, tensor, expert)
+def test_predicted_bytes_of_other_models_and_plans(model, sizes):
+    request = request_for(model, *sizes)
     check(request, compile_plan(request, os.environ), *PROGRAMS)
 
 

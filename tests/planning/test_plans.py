@@ -10,7 +10,7 @@ from fixture_files import FIXTURES
 from checkpoints.errors import CheckpointError
 from jaxserve.errors import ConfigError
 from jaxserve.planning import plans
-from jaxserve.planning.analytic import bytes_per_token, device_cache_spec, weight_parts
+from jaxserve.planning.analytic import device_pages, weight_parts
 from jaxserve.planning.described_model import describe_model
 from jaxserve.planning.plans import compile_plan
 from jaxserve.planning.report import plan_report, planned
@@ -43,8 +43,8 @@ def report_of(request: PlanRequest, facts: dict | None = None) -> dict:
 def test_cache_bytes_per_token_are_those_published(name, kib, band):
     """In bfloat16, on one device; the band is the rounding of the published figure."""
     request = request_for(name, "h200:1")
-    spec = device_cache_spec(request, describe_model(CONFIGS / name, None))
-    assert abs(bytes_per_token(spec) / KIB - kib) <= band
+    pages = device_pages(request, describe_model(CONFIGS / name, None))
+    assert abs(pages.token_bytes / KIB - kib) <= band
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,11 @@ def test_advice_is_less_than_what_was_refused():
 def test_a_search_ranks_what_fits_first_and_uses_every_device():
     request = request_for("deepseek_v3", "v5p:4x4x8", batch=32)
     ranked = ranked_plans(request, describe_model(CONFIGS / "deepseek_v3", None))
-    sizes = [(plan.request.tensor, plan.request.expert) for plan in ranked]
-    assert sorted(sizes) == [(2**n, 128 // 2**n) for n in range(8)]
+    sizes = {(plan.request.tensor, plan.request.expert, plan.request.data) for plan in ranked}
+    powers = [2**n for n in range(8)]
+    groups = powers[:6]  # of data: no more than sequences
+    assert sizes == {(t, e, d) for t in powers for e in powers for d in groups if t * e * d == 128}
+    assert len(ranked) == len(sizes)
     reports = [plan_report(plan, {}, None) for plan in ranked]
     fits = [report["fits"] for report in reports]
     assert fits == sorted(fits, reverse=True)
@@ -145,17 +148,42 @@ def test_a_search_ranks_what_fits_first_and_uses_every_device():
 
 def test_a_search_of_a_dense_model_has_tensor_only_and_says_why_when_nothing_is_left():
     dense = describe_model(CONFIGS / "llama_3_8b", None)
-    assert [plan.request.expert for plan in ranked_plans(request_for("llama_3_8b", "h200:8"), dense)] == [1]
-    olmoe = describe_model(FIXTURES / "models" / "olmoe", None)  # norms all its heads together
+    found = ranked_plans(request_for("llama_3_8b", "h200:8", batch=2), dense)
+    assert {(plan.request.tensor, plan.request.expert, plan.request.data) for plan in found} == {(8, 1, 1), (4, 1, 2)}
+    packed = describe_model(CONFIGS / "llama_3_8b", "q8_0")  # its heads would have to be filled up
     with pytest.raises(ConfigError, match="no plan over all devices can cut this model"):
-        ranked_plans(request_for("llama_3_8b", "cpu:7"), olmoe)
+        ranked_plans(request_for("llama_3_8b", "h200:7"), packed)
+
+
+def test_data_groups_share_experts_and_have_caches_of_their_own():
+    """DeepSeek's deployment: attention in data groups, experts over all of them."""
+    described = describe_model(CONFIGS / "deepseek_v3", None)
+    wide = planned(request_for("deepseek_v3", "v5p:4x4x8", 1, 4, data=32, batch=128), described)
+    narrow = planned(request_for("deepseek_v3", "v5p:4x4x8", 1, 128, batch=128), described)
+    assert wide.weights_bytes == narrow.weights_bytes
+    assert wide.kv_cache_bytes * 32 == narrow.kv_cache_bytes
+    report = plan_report(wide, {}, None)
+    assert report["plan"] == {"tensor": 1, "expert": 4, "data": 32}
+    kinds = {each["kind"] for each in report["collectives"]}
+    assert kinds == {"all-reduce", "all-gather", "reduce-scatter"}
+
+
+def test_layers_with_a_window_hold_less():
+    """gemma3's fixture: most layers see a window only; its pages are the engine's."""
+    described = describe_model(FIXTURES / "models" / "gemma3_text", None)
+    request = request_for("llama_3_8b", "cpu:1", context=64, batch=2, num_tokens=16, page_size=4)
+    pages = planned(request, described).pages
+    assert pages.groups is not None
+    assert pages.sequence_pages < pages.groups.num_groups * pages.max_pages
+    assert pages.tokens_in(pages.sequence_pages) == 64
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"batch": 0}, "--batch must be at least 1, got 0"),
-        ({"batch": 64, "num_tokens": 32}, "--max-num-batched-tokens 32 is below --batch 64"),
+        ({"batch": 64, "num_tokens": 32}, "--max-num-batched-tokens 32 is below --batch 64: a step must hold"),
+        ({"batch": 65, "num_tokens": 32, "data": 2}, r"is below --batch 33 \(each of 2 data groups\): a step must"),
         ({"tensor": 4, "expert": 4}, "tensor 4 x expert 4 needs 16 devices and cpu:4 has 4"),
     ],
 )

@@ -1,7 +1,8 @@
 """A device without a model: stores per page what each position was computed from, and draws tokens from that.
 
 The content of a position is a hash over everything up to it, so a row that reads one wrong page, or a page whose
-content was overwritten, draws other tokens and trips the assertion here at once.
+content was overwritten, draws other tokens and trips the assertion here at once. Each page table has contents of its
+own, so that pages of two tables cannot be taken for one another.
 """
 
 from collections import deque
@@ -56,13 +57,17 @@ def outputs_alone(request: Request, max_model_len: int) -> tuple[list[int], str]
 
 
 class FakeDevice:
-    """Page tables, pages and last drawn tokens, changed by plans in the order they are run."""
+    """Page tables, pages and last drawn tokens, changed by plans in the order they are run.
 
-    def __init__(self, page_size: int, window: int | None) -> None:
+    tables: page tables of layers without and with a window.
+    """
+
+    def __init__(self, page_size: int, window: int | None, tables: tuple[int, int]) -> None:
         self.page_size = page_size
         self.window = window
-        self.tables: dict[int, list[int]] = {}
-        self.store: dict[int, list[int | None]] = {}  # page -> content of its positions
+        self.num_full, self.num_tables = tables[0], sum(tables)
+        self.tables: dict[int, list[list[int]]] = {}  # of each slot, by number
+        self.store: dict[int, list[tuple[int, int] | None]] = {}  # page -> table and content of its positions
         self.last_drawn: dict[int, int] = {}
         self._expected: dict[Request, list[int]] = {}  # content of every position with a known token
 
@@ -70,15 +75,16 @@ class FakeDevice:
         """Runs the step; one token per row, a meaningless one where the row does not sample."""
         for request in plan.placed:
             assert request.slot is not None
-            self.tables[request.slot] = []
+            self.tables[request.slot] = [[] for _ in range(self.num_tables)]
             self.last_drawn.pop(request.slot, None)
-        for slot, first, pages in plan.page_updates:
+        for number, slot, first, pages in plan.page_updates:
+            table = self.tables[slot][number]
             if set(pages) == {NO_PAGE}:
-                if first < len(self.tables[slot]):  # else somebody else is in the slot now
-                    self.tables[slot][first : first + len(pages)] = pages
+                if first < len(table):  # else somebody else is in the slot now
+                    table[first : first + len(pages)] = pages
                 continue
-            assert first == len(self.tables[slot]), "page updates leave a gap or overwrite"
-            self.tables[slot] += pages
+            assert first == len(table), "page updates leave a gap or overwrite"
+            table += pages
         assert len(set(plan.slots)) == len(plan.slots)
         tokens, offset = [], 0
         for row, length in enumerate(plan.lengths):
@@ -89,46 +95,58 @@ class FakeDevice:
         return tokens
 
     def _run_row(self, plan: StepPlan, row: int, ids: list[int]) -> int:
-        request, table, position = plan.requests[row], self.tables[plan.slots[row]], plan.starts[row]
-        self._check_reads(request, table, position)
-        state = self._at(table, position - 1) if position else hash((request.cache_domain,))
+        request, tables, position = plan.requests[row], self.tables[plan.slots[row]], plan.starts[row]
+        for number, table in enumerate(tables):
+            self._check_reads(request, number, table, position)
+        state = self._at(tables, position - 1) if position else hash((request.cache_domain,))
         for token in ids:
             known = self.last_drawn[plan.slots[row]] if token == IN_FLIGHT_TOKEN else token
             state = content(state, known)
-            page = table[position // self.page_size]
-            self.store.setdefault(page, [None] * self.page_size)[position % self.page_size] = state
+            for number, table in enumerate(tables):
+                page = table[position // self.page_size]
+                self.store.setdefault(page, [None] * self.page_size)[position % self.page_size] = (number, state)
             position += 1
         if not plan.samples[row]:
             return -99
         self.last_drawn[plan.slots[row]] = state % VOCABULARY
         return self.last_drawn[plan.slots[row]]
 
-    def _check_reads(self, request: Request, table: list[int], end: int) -> None:
+    def _check_reads(self, request: Request, number: int, table: list[int], end: int) -> None:
         """Asserts that every position before `end` that the token there sees and whose token is known holds what this
         request put there."""
         expected = self._expected.setdefault(request, [])
         for token in request.token_ids[len(expected) :]:
             expected.append(content(expected[-1] if expected else hash((request.cache_domain,)), token))
-        assert table[: request.num_left_pages] == [NO_PAGE] * request.num_left_pages
-        lowest = 0 if self.window is None else max(0, end + 1 - self.window)
+        is_full = number < self.num_full
+        num_left = 0 if is_full else request.num_left_pages
+        assert table[:num_left] == [NO_PAGE] * num_left
+        lowest = 0 if is_full or self.window is None else max(0, end + 1 - self.window)
         end = min(end, len(expected))
         for index in range(lowest // self.page_size, -(-end // self.page_size)):
-            wanted = expected[index * self.page_size : min(end, (index + 1) * self.page_size)]
+            states = expected[index * self.page_size : min(end, (index + 1) * self.page_size)]
             assert table[index] != NO_PAGE, f"{request.request_id} reads a page that was freed"
-            assert self.store[table[index]][: len(wanted)] == wanted, f"{request.request_id} reads a wrong page"
+            found = self.store[table[index]][: len(states)]
+            assert found == [(number, state) for state in states], f"{request.request_id} reads a wrong page"
 
-    def _at(self, table: list[int], position: int) -> int:
-        state = self.store[table[position // self.page_size]][position % self.page_size]
-        assert state is not None
-        return state
+    def _at(self, tables: list[list[int]], position: int) -> int:
+        stored = self.store[tables[0][position // self.page_size]][position % self.page_size]
+        assert stored is not None
+        return stored[1]
 
 
 class Loop:
     """Schedules, runs and commits with `overlap` plans in flight, checking every plan on the way."""
 
-    def __init__(self, scheduler: Scheduler, page_size: int, overlap: int, window: int | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        page_size: int,
+        overlap: int,
+        window: int | None = None,
+        tables: tuple[int, int] | None = None,
+    ) -> None:
         self.scheduler = scheduler
-        self.device = FakeDevice(page_size, window)
+        self.device = FakeDevice(page_size, window, tables or ((1, 0) if window is None else (0, 1)))
         self.overlap = overlap
         self.in_flight: deque[tuple[StepPlan, list[int]]] = deque()
         self.plans: list[StepPlan] = []

@@ -36,12 +36,12 @@ def test_a_preempted_request_keeps_its_pages_until_its_step_commits(fake):
         plans.append(scheduler.schedule())
     assert second.num_in_flight_steps > 0
     assert second.slot is not None
-    assert len(second.pages) == 2
+    assert second.num_columns == len(second.tables[0]) == 2
     assert scheduler.num_waiting == 1
     for plan in plans:
         if plan is not None:
             scheduler.commit(plan, [5] * len(plan.requests))
-    assert (second.slot, second.pages, second.num_computed_tokens) == (None, [], 0)
+    assert (second.slot, second.tables, second.num_computed_tokens) == (None, [], 0)
     assert second.num_output_tokens > 0  # what was drawn in flight is kept
     scheduler.check_invariants()
 
@@ -99,7 +99,7 @@ def test_one_request_that_holds_equal_pages_twice_starts_anew(fake):
     # Both compute the same prompt side by side; the survivor holds its own pages and the first one's.
     scheduler = fake.scheduler(num_pages=8)
     loop = fake.Loop(scheduler, 4, 0)
-    scheduler.add(fake.request("a", 12, max_tokens=1))
+    scheduler.add(fake.request("a", 12, max_tokens=2))
     survivor = fake.request("b", 12, max_tokens=20)
     scheduler.add(survivor)
     loop.drain()

@@ -77,11 +77,11 @@ def test_a_running_request_that_began_before_its_first_full_page_is_barred_by_re
 def cached_chain(cache: PrefixCache, pool: PagePool, chunks: list[tuple[int, ...]], domain: int = 0) -> list[int]:
     """Computes and gives back one request with these chunks; its pages."""
     path = cache.longest_match(domain, [token for chunk in chunks for token in chunk], len(chunks) * 2)
-    pages = [node.page for node in path[1:]]
+    pages = [node.pages[0] for node in path[1:]]
     for chunk in chunks[len(pages) :]:
         pages += pool.take(1)
-        assert cache.extend(path, chunk, pages[-1], beside_equal=True)
-    cache.release(path, pages)
+        assert cache.extend(path, chunk, pages[-1:], beside_equal=True)
+    cache.release(path, [pages])
     return pages
 
 
@@ -108,7 +108,7 @@ def test_held_pages_are_never_evicted():
     pool.take(1)
     with pytest.raises(AssertionError, match="1 pages wanted, 0 available"):
         pool.take(1)
-    cache.release(path, [node.page for node in path[1:]])
+    cache.release(path, cache.pages_of(path))
     assert pool.num_available == 2
 
 
@@ -117,13 +117,13 @@ def test_the_first_of_two_equal_pages_is_the_one_that_is_shared():
     cache = PrefixCache(pool, 2)
     paths = [cache.longest_match(0, [1, 1], 2) for _ in range(2)]
     first, second = pool.take(1), pool.take(1)
-    assert cache.extend(paths[0], (1, 1), first[0], beside_equal=True)
-    assert cache.extend(paths[1], (1, 1), second[0], beside_equal=True)
-    cache.release(paths[0], first)
+    assert cache.extend(paths[0], (1, 1), first, beside_equal=True)
+    assert cache.extend(paths[1], (1, 1), second, beside_equal=True)
+    cache.release(paths[0], [first])
     assert (pool.num_cached, pool.num_running) == (0, 2)  # the second path still holds the first page
-    cache.release(paths[1], second)
+    cache.release(paths[1], [second])
     assert (pool.num_cached, pool.num_free) == (1, 3)
-    assert cache.longest_match(0, [1, 1], 2)[1].page == first[0]
+    assert cache.longest_match(0, [1, 1], 2)[1].pages == first
 
 
 def test_an_empty_tree_leaves_no_domain_behind():

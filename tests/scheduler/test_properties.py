@@ -52,15 +52,23 @@ LIMITS = st.fixed_dictionaries(
 class Traffic:
     """One scheduler under random operations, with what has to hold after each. Few pages: what one sequence needs."""
 
-    def __init__(self, fake, page_size: int, overlap: int, limits: dict, window: int | None = None) -> None:
+    def __init__(
+        self, fake, page_size: int, overlap: int, limits: dict, window: int | None, tables: tuple[int, int]
+    ) -> None:
         self.fake, self.page_size, self.limits = fake, page_size, dict(limits)
         self.max_model_len = 3 * page_size + 15
-        num_tokens = self.max_model_len if window is None else min(self.max_model_len, window - 1 + page_size)
-        num_pages = -(-num_tokens // page_size) + self.limits.pop("extra_pages")
+        in_window = self.max_model_len if window is None else min(self.max_model_len, window - 1 + page_size)
+        full, windowed = -(-self.max_model_len // page_size), -(-in_window // page_size)
+        num_pages = tables[0] * full + tables[1] * windowed + self.limits.pop("extra_pages")
         self.scheduler = Scheduler(
-            num_pages=num_pages, page_size=page_size, max_model_len=self.max_model_len, window=window, **self.limits
+            num_pages=num_pages,
+            page_size=page_size,
+            max_model_len=self.max_model_len,
+            window=window,
+            tables=tables,
+            **self.limits,
         )
-        self.loop = fake.Loop(self.scheduler, page_size, overlap, window)
+        self.loop = fake.Loop(self.scheduler, page_size, overlap, window, tables)
         self.requests: list[Request] = []
         self.outputs: dict[Request, list[int]] = {}
 
@@ -135,25 +143,29 @@ class Traffic:
                 assert (got, request.finish_reason, ended[request]) == (outputs, reason, reason)
 
 
-WINDOWS = [(1, 2), (1, 7), (4, 3), (4, 9), (16, 16), (16, 18)]  # with the page size first
+# Page size, window, page tables of layers without and with it.
+ONE_KIND = [(1, None, (1, 0)), (16, None, (1, 0)), (64, None, (1, 0))]
+WINDOWS = [(page, window, (0, 1)) for page, window in [(1, 2), (1, 7), (4, 3), (4, 9), (16, 16), (16, 18)]]
+BOTH_KINDS = [(1, 7, (1, 3)), (4, 1, (1, 1)), (4, 3, (1, 2)), (4, 9, (2, 1)), (16, 18, (2, 3))]
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize(("page_size", "window"), [(1, None), (16, None), (64, None), *WINDOWS])
-def test_everyone_finishes_with_the_tokens_it_has_alone(fake, page_size, window, overlap):
-    """With a window, at any time: the pages that tokens to come see are there, and nobody else's (check_invariants,
-    and the fake device at each read)."""
+@pytest.mark.parametrize(("page_size", "window", "tables"), ONE_KIND + WINDOWS + BOTH_KINDS)
+def test_everyone_finishes_with_the_tokens_it_has_alone(fake, page_size, window, tables, overlap):
+    """With a window, at any time: the pages that tokens to come see are there, no more than a window and two chunks
+    need, and nobody else's (check_invariants, and the fake device at each read)."""
 
     @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
     @given(limits=LIMITS, operations=OPERATIONS)
     def holds(limits, operations):
-        traffic = Traffic(fake, page_size, overlap, limits, window)
+        traffic = Traffic(fake, page_size, overlap, limits, window, tables)
         for operation in operations:
             traffic.apply(operation)
         traffic.loop.drain()
         traffic.check_outputs()
         stats = traffic.scheduler.stats()
         assert (stats.num_running_pages, stats.num_running, stats.num_waiting) == (0, 0, 0)
+        assert stats.num_free_pages + stats.num_cached_pages == stats.num_total_pages
         SEEN["operations"] += len(operations)
         SEEN["preemptions"] += stats.num_preemptions
         SEEN["hits"] += stats.prefix_hit_tokens

@@ -19,7 +19,7 @@ def test_prompt_then_decodes_until_max_tokens(fake):
     plan = planned(scheduler)
     assert (plan.starts, plan.lengths, plan.samples, plan.num_single_rows) == ([0], [6], [True], 0)
     assert plan.placed == [request]
-    assert plan.page_updates == [(request.slot, 0, request.pages)]
+    assert plan.page_updates == [(0, request.slot, 0, request.tables[0])]
     (event,) = scheduler.commit(plan, [50])
     assert (event.request, event.row, event.token_ids, event.finish_reason) == (request, 0, (50,), None)
     plan = planned(scheduler)

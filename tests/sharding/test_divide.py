@@ -53,13 +53,32 @@ def test_a_plan_on_disk(tmp_path):
     assert plan.partition(("experts", "ffn", "model")) == PartitionSpec("expert", "tensor", None)
 
 
+def test_experts_are_dealt_out_over_the_groups_too_unless_a_rule_says_no(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text("[mesh]\ntensor = 2\nexpert = 2\ndata = 2\n")
+    plan = read_plan(path)
+    assert (plan.num_devices, plan.size("experts"), str(plan)) == (8, 4, "tensor 2 x expert 2 x data 2")
+    assert plan.partition(("experts", "ffn", "model")) == PartitionSpec(("data", "expert"), "tensor", None)
+    path.write_text('[mesh]\nexpert = 2\ndata = 2\n[rules]\nexperts = ["expert"]\n')
+    assert read_plan(path).partition(("experts", "ffn", "model")) == PartitionSpec("expert", None, None)
+
+
+def test_experts_that_do_not_divide_are_filled_up():
+    plan = ShardingPlan(expert=4)
+    (index,) = divide(plan, 4, 4, has_kv_heads=True).indices(ArraySpec(shape=(6,), axes=("experts",)))
+    assert index is not None
+    assert index.tolist() == [*range(6), ZEROS, ZEROS]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mesh = 3", "expected one table"),
-        ("[mesh]\ntensor = 0", r"\[mesh\] tensor = 0; allowed are tensor and expert, at least 1 each"),
+        ("mesh = 3", "expected a table"),
+        ("[mesh]\ntensor = 0", r"\[mesh\] tensor = 0; allowed are tensor, expert, data, at least 1 each"),
         ("[mesh]\npipeline = 2", r"\[mesh\] pipeline = 2"),
-        ("[mesh]\ntensor = 2\n[rules]\n", "found rules"),
+        ("[mesh]\ntensor = 2\n[stages]\n", "found stages"),
+        ("[mesh]\ntensor = 2\n[rules]\nheads = []\n", "has experts only"),
+        ('[mesh]\ntensor = 2\n[rules]\nexperts = ["tensor"]\n', "allowed are .*data.*expert"),
         ("[mesh", "is not TOML"),
     ],
 )
