@@ -58,10 +58,7 @@ def plan(
     cache_dir: Annotated[Path | None, typer.Option(help=CACHE_DIR_HELP)] = None,
 ) -> None:
     """Compile the engine's programs for devices that are not there: what fits, what moves, tokens/s, cost."""
-    if plan_ is not None and (tensor or expert or data):
-        raise ConfigError(f"--plan {plan_} states the sizes of the mesh: leave the parallel sizes out")
-    if search and (plan_ or tensor or expert or data):
-        raise ConfigError("--search tries every plan: leave --plan and the parallel sizes out")
+    _check_choices(plan_, tensor or expert or data, search)
     from checkpoints.hub import resolve
     from jaxserve.planning.described_model import describe_model
     from jaxserve.planning.plot import check_plotting
@@ -84,6 +81,13 @@ def plan(
         price=price,
     )  # fmt: skip
     _show(reports, json_, plot, has_many=search)
+
+
+def _check_choices(plan: str | None, size: int | None, search: bool) -> None:
+    if plan is not None and size:
+        raise ConfigError(f"--plan {plan} states the sizes of the mesh: leave the parallel sizes out")
+    if search and (plan or size):
+        raise ConfigError("--search tries every plan: leave --plan and the parallel sizes out")
 
 
 def _mesh(plan: str | None, tensor: int | None, expert: int | None, data: int | None) -> dict[str, Any] | None:

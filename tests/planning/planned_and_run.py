@@ -38,7 +38,8 @@ from sharding.hlo import collectives  # noqa: E402
 SMALL: dict = {"topology": "cpu:4", "context": 64, "batch": 4, "num_tokens": 64}
 
 
-def run(model: str, tensor: int, expert: int, data: int, names: list[str]) -> dict:
+def run(model: str, sizes: str, names: list[str]) -> dict:
+    tensor, expert, data = map(int, sizes.split("x"))
     request = PlanRequest(model=model, tensor=tensor, expert=expert, data=data, **SMALL)
     over = spread_over(request.plan, model_config(Path(model)), jax.devices())
     loaded = load_model(Path(model), Recipe(layout="expanded", dtype="float32"), Silent(), over.placement)
@@ -116,4 +117,4 @@ def planted() -> dict:
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:]
     model, sizes, *names = arguments or ("", "")
-    print(json.dumps(planted() if command == "planted" else run(model, *map(int, sizes.split("x")), names)))
+    print(json.dumps(planted() if command == "planted" else run(model, sizes, names)))
