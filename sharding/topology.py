@@ -101,7 +101,10 @@ def _is_there(module: str) -> bool:
 
 
 def compiler_environment(topology: Topology) -> Mapping[str, str]:
-    """Variables a process needs before it imports jax, to describe and compile for the topology without its devices."""
+    """Variables a process needs before it imports jax, to describe and compile for the topology without its devices.
+
+    XLA_FLAGS are to be added to those there are.
+    """
     variables = {"JAX_PLATFORMS": "cpu"}
     if topology.platform == "tpu":
         variables |= {
@@ -110,6 +113,8 @@ def compiler_environment(topology: Topology) -> Mapping[str, str]:
             "TPU_WORKER_ID": "0",
             "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         }
+    if topology.platform == "cuda":  # CUB sorts ask a device how many bytes they take
+        variables["XLA_FLAGS"] = "--xla_gpu_enable_cub_radix_sort=false"
     return variables
 
 

@@ -75,7 +75,8 @@ def _headline(report: dict[str, Any]) -> str:
 
 def _problems(report: dict[str, Any]) -> list[str]:
     lines = [] if report["fits"] else ["IT DOES NOT FIT" if report["failure"] is None else "IT DOES NOT COMPILE"]
-    lines += [f"compiler: {report[key]}" for key in ("failure", "refusal") if report[key]]
+    said = dict.fromkeys(report[key] for key in ("failure", "refusal") if report[key])
+    lines += [f"compiler: {what}" for what in said]
     if report["advice"]:
         lines.append(f"what would fit: {report['advice']}")
     return lines + [f"warning: {each['message']}" for each in report["warnings"]]

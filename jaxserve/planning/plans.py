@@ -24,7 +24,9 @@ def compile_plan(
 
     environment: of the process. Raises ConfigError for what a person can put right.
     """
-    variables = {**environment, **compiler_environment(request.where)}
+    needed = compiler_environment(request.where)
+    flags = [each["XLA_FLAGS"] for each in (environment, needed) if "XLA_FLAGS" in each]
+    variables = {**environment, **needed, "XLA_FLAGS": " ".join(flags)}
     variables["PYTHONPATH"] = str(_ROOT) + (f":{variables['PYTHONPATH']}" if variables.get("PYTHONPATH") else "")
     try:
         done = subprocess.run(

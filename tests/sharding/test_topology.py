@@ -54,7 +54,8 @@ def test_a_missing_compiler_is_one_line_with_what_to_install(monkeypatch, text, 
 
 def test_virtual_devices_need_no_compiler_and_described_ones_no_device():
     check_compiler(read_topology("cpu:4"))
-    assert compiler_environment(read_topology("h200:8")) == {"JAX_PLATFORMS": "cpu"}
+    assert compiler_environment(read_topology("cpu:4")) == {"JAX_PLATFORMS": "cpu"}
+    assert compiler_environment(read_topology("h200:8"))["JAX_PLATFORMS"] == "cpu"
     assert compiler_environment(read_topology("v5e:4x4"))["TPU_SKIP_MDS_QUERY"] == "1"
 
 
