@@ -77,7 +77,8 @@ def _temp_bytes(request: PlanRequest, config: Any, num_tokens: int, num_rows: in
         heads = config.num_heads * (config.mla.latent_size + config.mla.rope_size) / tensor
     width = 3 * config.hidden_size + 2 * config.ffn_size / tensor + 2 * heads
     if moe is not None:
-        width += moe.routing.num_chosen * (2 * config.hidden_size + 2 * moe.expert_size / tensor)
+        rows = moe.routing.num_chosen * shared_groups(request)  # of all groups' tokens: each device sees them all
+        width += rows * (2 * config.hidden_size + 2 * moe.expert_size / tensor)
     return int(4 * (num_tokens * width + 3 * num_rows * config.vocab_size))
 
 
