@@ -16,9 +16,12 @@ from checkpoints.load import is_gguf, open_weights
 from checkpoints.native import origin_file
 from jaxserve.config import EngineConfig
 from jaxserve.engine.build import build_engine
+from jaxserve.engine.executor import DeviceExecutor
+from jaxserve.engine.experts import ExpertReport, Rebalanced
 from jaxserve.engine.progress import Notes, Progress, Silent
 from jaxserve.errors import ConfigError, DownloadError, InvalidRequest, JaxserveError, ModelNotFound, ShuttingDown
 from jaxserve.frontend import EngineStats, Frontend, Generation, ServedModel, generation_defaults
+from jaxserve.frontend.experts import ExpertFunctions, Experts
 from jaxserve.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, TextDelta
 from jaxserve.pooling_params import Pooling, PoolingParams
 from jaxserve.sampling_params import SamplingParams
@@ -75,6 +78,7 @@ def start_frontend(
         chat_template=template,
         sampling_defaults=defaults.sampling,
         embedding_size=built.loaded.config.hidden_size,
+        experts=_expert_functions(built.executor),
     )
     return Frontend(
         built.engine,
@@ -86,6 +90,12 @@ def start_frontend(
         is_warm=warm_up,
         compile_for=built.executor.compile_for,
     )
+
+
+def _expert_functions(executor: DeviceExecutor) -> ExpertFunctions | None:
+    if executor.placement is None:
+        return None
+    return ExpertFunctions(report=executor.expert_report, rebalance=executor.rebalance_experts)
 
 
 def read_tokenizer(path: Path, progress: Progress, *, reads_generation_config: bool = True) -> Tokenizer | None:
@@ -263,6 +273,20 @@ class LLM:
     def get_metrics(self) -> EngineStats:
         """Counters since the start."""
         return self.frontend.stats()
+
+    def expert_load(self) -> ExpertReport:
+        """Tokens of a mixture's experts by layer since the start, and how evenly devices share them."""
+        return self._experts().load()
+
+    def rebalance_experts(self) -> Rebalanced:
+        """Moves experts between the devices of a plan so that the load since the start would have been even. No answer
+        changes, those in flight included."""
+        return self._experts().rebalance()
+
+    def _experts(self) -> Experts:
+        if self.frontend.experts is None:
+            raise InvalidRequest("this model has no experts")
+        return self.frontend.experts
 
     def effective_config(self) -> dict[str, dict[str, Any]]:
         """Every choice that was made, with its reason."""

@@ -64,6 +64,9 @@ class Division:
             return _values(self.heads.queries, size // self.num_heads, size)
         if axis == "kv_heads":
             return _values(self.heads.keys, size // self.num_kv_heads, size)
+        if axis == "experts":
+            wanted = self.plan.num_slots(size)
+            return None if wanted == size else np.resize(np.arange(size), wanted)
         wanted = -(-size // parts) * parts
         return None if wanted == size else padded_units(size, wanted)
 

@@ -22,16 +22,19 @@ MESH_AXES = (DATA, EXPERT, TENSOR)
 CUT_OVER = {"heads": (TENSOR,), "kv_heads": (TENSOR,), "ffn": (TENSOR,), "vocab": (TENSOR,), "experts": (DATA, EXPERT)}
 EXPERT_RULES = ((DATA, EXPERT), (EXPERT,))
 MAX_PLAN_BYTES = 1 << 16
+MAX_REDUNDANT = 1 << 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingPlan:
-    """Sizes of the mesh axes; their product is the number of devices. experts_over: the axes that deal out experts."""
+    """Sizes of the mesh axes; their product is the number of devices. experts_over: the axes that deal out experts.
+    redundant_experts: slots beyond one for each expert, for copies of those that are asked for most."""
 
     tensor: int = 1
     expert: int = 1
     data: int = 1
     experts_over: tuple[str, ...] = (DATA, EXPERT)
+    redundant_experts: int = 0
 
     @property
     def num_devices(self) -> int:
@@ -49,6 +52,11 @@ class ShardingPlan:
     def size(self, logical_axis: str) -> int:
         """Into how many parts this plan cuts an axis."""
         return math.prod(self.mesh_size(axis) for axis in self.cut_over(logical_axis))
+
+    def num_slots(self, num_experts: int) -> int:
+        """Slots for experts: as many on each device."""
+        parts = self.size("experts")
+        return -(-(num_experts + self.redundant_experts) // parts) * parts
 
     def partition(self, axes: Sequence[str]) -> PartitionSpec:
         """Which mesh axes cut each axis of an array."""
@@ -78,6 +86,9 @@ def read_plan(path: Path) -> ShardingPlan:
 
     [rules]
     experts = ["data", "expert"]  # the default; ["expert"]: every data group has all experts
+
+    [experts]
+    redundant = 4
     """
     if path.stat().st_size > MAX_PLAN_BYTES:
         raise ValueError(f"{path} is no plan: {path.stat().st_size:,} bytes")
@@ -90,16 +101,21 @@ def read_plan(path: Path) -> ShardingPlan:
 
 def _plan_of(content: Mapping[str, Any], where: str) -> ShardingPlan:
     mesh = content.get("mesh")
-    unknown = sorted(content.keys() - {"mesh", "rules"})
+    unknown = sorted(content.keys() - {"mesh", "rules", "experts"})
     if not isinstance(mesh, dict) or unknown:
         found = f", found {', '.join(unknown)}" if unknown else ""
-        raise ValueError(f"{where}: expected a table [mesh], and perhaps [rules]{found}")
+        raise ValueError(f"{where}: expected a table [mesh], and perhaps [rules] and [experts]{found}")
     for name, size in mesh.items():
         if name not in MESH_AXES or type(size) is not int or size < 1:
             raise ValueError(
                 f"{where}: [mesh] {name} = {size!r:.40}; allowed are tensor, expert, data, at least 1 each"
             )
-    return ShardingPlan(**mesh, experts_over=_experts_over(content.get("rules", {}), where))
+    experts = content.get("experts", {})
+    redundant = experts.get("redundant", 0) if isinstance(experts, dict) and experts.keys() <= {"redundant"} else None
+    if type(redundant) is not int or not 0 <= redundant < MAX_REDUNDANT:
+        raise ValueError(f"{where}: [experts] has redundant only, a number from 0 to {MAX_REDUNDANT - 1}")
+    over = _experts_over(content.get("rules", {}), where)
+    return ShardingPlan(**mesh, experts_over=over, redundant_experts=redundant)
 
 
 def _experts_over(rules: Any, where: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ from jaxserve.engine.data_groups import GroupSchedulers, GroupsEngine, GroupsExe
 from jaxserve.engine.decisions import CPU_LIMITS, Decisions, device_memory_bytes, first_device
 from jaxserve.engine.engine import Engine
 from jaxserve.engine.executor import DeviceExecutor, step_temp_bytes
+from jaxserve.engine.experts import first_placement, layers_with_experts, with_tables
 from jaxserve.engine.host_memory import prepare_allocator
 from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model, logits_bytes, model_config
 from jaxserve.engine.memory import spare_bytes
@@ -121,6 +123,10 @@ def _loaded(
             raise
         except ValueError as error:
             raise ConfigError(f"{plan}: {error}") from error
+        if layers_with_experts(over.config):
+            put = partial(jax.device_put, device=over.everywhere)
+            params = with_tables(loaded.params, first_placement(over.config, plan), put)
+            loaded = dataclasses.replace(loaded, params=params)
         over = over.with_params(loaded.params)
         program = Program(model=loaded.model, config=over.config, kernels=kernels, dtype=recipe.dtype, spread=over)
     if not decisions.is_cpu:

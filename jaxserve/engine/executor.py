@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int32
 
+from jaxserve.engine import experts
 from jaxserve.engine.buckets import choose_shape
 from jaxserve.engine.compiling import executable, held_program
+from jaxserve.engine.experts import ExpertReport, Rebalanced
 from jaxserve.engine.host_memory import in_huge_pages
 from jaxserve.engine.inputs import InputFiller
 from jaxserve.engine.logits import SlotState
@@ -28,6 +30,8 @@ from jaxserve.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from jaxserve.scheduler.request import Request
 from jaxserve.scheduler.step_plan import StepPlan
 from jaxserve.step_inputs import StepOutputs, StepShape, TokenLogprobs, packing
+from sharding.placement import ExpertPlacement
+from sharding.plan import ShardingPlan
 
 LOG = logging.getLogger("jaxserve")
 MAX_EOS_TOKENS = 16
@@ -82,7 +86,7 @@ def step_temp_bytes(program: Program, params: Any, shape: StepShape, spec: Cache
     max_len = shape.max_pages * spec.page_size
     make = partial(empty_cache, spec, shape.max_pages * program.num_groups, program.kernels)
     cache = jax.eval_shape(make) if program.spread is None else program.spread.described_cache(make)
-    state = jax.eval_shape(lambda: empty_state((shape.num_rows + 1) * program.num_groups, max_len))
+    state = jax.eval_shape(lambda: empty_state(program, shape.num_rows, max_len))
     buffer = jax.ShapeDtypeStruct((packing(shape)[1] * program.num_groups,), jnp.int32, sharding=program.by_group)
     memory = step_function(program, shape).lower(params, cache, state, buffer).compile().memory_analysis()
     return memory.temp_size_in_bytes if memory else 0
@@ -93,13 +97,16 @@ def row_of(plan: StepPlan, shape: StepShape, row: int) -> int:
     return row if row < plan.num_single_rows else shape.single_rows + row - plan.num_single_rows
 
 
-def empty_state(rows: int, max_len: int) -> SlotState:
+def empty_state(program: Program, num_slots: int, max_len: int) -> SlotState:
     """Slot state with nothing in it; each data group has a spare row after those of its slots."""
+    rows, moe = (num_slots + 1) * program.num_groups, getattr(program.config, "moe", None)
+    counted = None if moe is None else (program.num_groups, program.config.num_layers, moe.num_experts)
     return SlotState(
         history=jnp.zeros((rows, max_len), jnp.int32),
         bias_ids=jnp.full((rows, MAX_LOGIT_BIAS), -1, jnp.int32),
         bias_values=jnp.zeros((rows, MAX_LOGIT_BIAS), jnp.float32),
         stop_ids=jnp.full((rows, MAX_STOP_TOKEN_IDS + MAX_EOS_TOKENS), -1, jnp.int32),
+        expert_load=None if counted is None else jnp.zeros(counted, jnp.int32),
     )
 
 
@@ -111,7 +118,8 @@ def _set_slot(
     bias_values: Float32[Array, "J"],
     stop_ids: Int32[Array, "S"],
 ) -> SlotState:
-    return SlotState(
+    return replace(
+        state,
         history=state.history.at[slot].set(history),
         bias_ids=state.bias_ids.at[slot].set(bias_ids),
         bias_values=state.bias_values.at[slot].set(bias_values),
@@ -152,8 +160,12 @@ class DeviceExecutor:
         self._cache = program.new_cache(cache_spec, num_pages * program.num_groups)
         is_moved = jax.default_backend() == "cpu" and program.spread is None
         self.huge_page_bytes = in_huge_pages(self._cache) if is_moved else 0
-        rows = (num_slots + 1) * program.num_groups
-        self._state = jax.device_put(empty_state(rows, max_model_len), program.by_group)
+        self._state = jax.device_put(empty_state(program, num_slots, max_model_len), program.by_group)
+        self._expert_tokens: np.ndarray | None = None
+        self.placement: ExpertPlacement | None = None
+        if experts.layers_with_experts(program.config):
+            plan = ShardingPlan() if program.spread is None else program.spread.plan
+            self.placement = experts.first_placement(program.config, plan)
         self._steps: dict[StepShape, Any] = {}
         self._held: dict[StepShape, HeldProgram] = {}
         self._set_slot: Any = None
@@ -300,6 +312,30 @@ class DeviceExecutor:
             logprobs=jax.device_get(step.outputs.logprobs) if wants[0] else None,
             prompt_logprobs=jax.device_get(step.outputs.prompt_logprobs) if wants[1] else None,
             pooled=np.asarray(step.outputs.pooled) if wants[2] else None,
+        )
+
+    def expert_report(self) -> ExpertReport:
+        """Load since the start, of a model with experts. Waits for the steps in flight; for the thread that dispatches
+        them. To be called before an expert gets 2^32 tokens more."""
+        assert self.placement is not None
+        assert self._state is not None
+        now = np.asarray(self._state.expert_load).view(np.uint32)
+        before = np.zeros(now.shape, np.int64) if self._expert_tokens is None else self._expert_tokens
+        self._expert_tokens = before + (now - before.astype(np.uint32))
+        return experts.report(self._expert_tokens.sum(axis=0), self.program.config, self.placement)
+
+    def rebalance_experts(self) -> Rebalanced:
+        """Moves experts to where they even out the load since the start; for the thread that dispatches steps."""
+        before = self.expert_report()
+        assert self.placement is not None
+        assert self.params is not None
+        after = experts.placement_for(before.tokens, self.placement)
+        num_moved = int((after.slots != self.placement.slots).sum())
+        if num_moved:
+            self.params = experts.moved(self.params, self.placement, after)
+            self.placement = after
+        return Rebalanced(
+            imbalance_before=before.imbalance, imbalance_after=after.imbalance(before.tokens), moved=num_moved
         )
 
     def close(self) -> None:

@@ -26,13 +26,15 @@ class SlotState:
     """What stays on the device per running sequence: one row per slot, and one spare row for padding.
 
     history: the token id at each position of the sequence. bias_ids, bias_values: logit_bias, unused entries have id
-    -1; equal ids add up. stop_ids: end-of-sequence and stop ids, unused entries -1.
+    -1; equal ids add up. stop_ids: end-of-sequence and stop ids, unused entries -1. expert_load: of a mixture the
+    tokens of each expert by layer since the start, modulo 2^32, of one data group.
     """
 
     history: Int32[Array, "slots max_len"]
     bias_ids: Int32[Array, "slots J"]
     bias_values: Float32[Array, "slots J"]
     stop_ids: Int32[Array, "slots S"]
+    expert_load: Int32[Array, "groups Y E"] | None = None
 
 
 def transform_logits(

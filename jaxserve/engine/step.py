@@ -40,8 +40,9 @@ class Program:
 
     def forward(
         self, params: Any, token_ids: Int32[Array, "T"], layout: Paging, cache: Cache
-    ) -> tuple[Float[Array, "T D"], Cache]:
-        """Hidden states after the last norm, and the cache with this step's tokens. On one device, or as its part."""
+    ) -> tuple[Float[Array, "T D"], Cache, Int32[Array, "Y E"] | None]:
+        """Hidden states after the last norm, the cache with this step's tokens, and of a mixture the tokens of each
+        expert by layer. On one device, or as its part."""
         return self.model.forward(params, self.config, self.kernels, token_ids, layout, cache, dtype=self.dtype)
 
     def unembed(self, params: Any, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
@@ -103,7 +104,7 @@ def _step(
 ) -> tuple[StepOutputs, Cache, SlotState]:
     inputs = unpack(buffer, shape)
     token_ids, state = _known_tokens(inputs, state)
-    hidden, cache = program.forward(params, token_ids, inputs.paging, cache)
+    hidden, cache, load = program.forward(params, token_ids, inputs.paging, cache)
     unembed = partial(program.unembed, params)
     last = jnp.clip(inputs.layout.query_starts[1:] - 1, 0, shape.num_tokens - 1)
     logits = unembed(hidden[last])
@@ -114,7 +115,11 @@ def _step(
         prompt_logprobs=_prompt_logprobs(unembed, hidden, inputs),
         pooled=pooled_states(hidden, inputs.layout, inputs.pooling),
     )
-    return outputs, cache, _remember(state, inputs, drawn)
+    state = _remember(state, inputs, drawn)
+    if load is not None:
+        assert state.expert_load is not None, "a mixture's state counts its experts' tokens"
+        state = replace(state, expert_load=state.expert_load + load[None])
+    return outputs, cache, state
 
 
 def _known_tokens(inputs: StepInputs, state: SlotState) -> tuple[Int32[Array, "T"], SlotState]:
@@ -138,7 +143,7 @@ def _remember(state: SlotState, inputs: StepInputs, drawn: Int32[Array, "B"]) ->
 
 
 def _with_history(state: SlotState, history: Array) -> SlotState:
-    return SlotState(history=history, bias_ids=state.bias_ids, bias_values=state.bias_values, stop_ids=state.stop_ids)
+    return replace(state, history=history)
 
 
 def _prompt_logprobs(
@@ -172,5 +177,5 @@ def logits_of_tokens(
         return program.spread.logits(
             partial(logits_of_tokens, program.of_one_device()), params, cache, token_ids, layout
         )
-    hidden, cache = program.forward(params, token_ids, layout, cache)
+    hidden, cache, _ = program.forward(params, token_ids, layout, cache)
     return program.unembed(params, hidden), cache

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from jaxserve.frontend.experts import ExpertFunctions
 from jaxserve.tokens import ChatTemplate, Tokenizer
 
 
@@ -42,3 +43,4 @@ class ServedModel:
     chat_template: ChatTemplate | None
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     embedding_size: int = 0
+    experts: ExpertFunctions | None = None

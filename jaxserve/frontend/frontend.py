@@ -8,6 +8,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from jaxserve.engine.progress import Progress
 from jaxserve.engine.requests import EmbeddingEvent, EngineEvent
 from jaxserve.errors import EngineDied, InvalidRequest, Overloaded, PromptTooLong, ShuttingDown
 from jaxserve.frontend.choice_text import ChoiceText, logprob_entry
+from jaxserve.frontend.commands import Abort, Add, Ask, Commands, refuse_questions
+from jaxserve.frontend.experts import Experts
 from jaxserve.frontend.facts import EngineStats, ServedModel
 from jaxserve.frontend.generation import Generation, wake
 from jaxserve.outputs import TextDelta
@@ -35,18 +38,6 @@ SHRINKAGE = 4  # a tokenizer's normalization may make a text shorter, hardly by 
 class _OpenChoice:
     generation: Generation
     text: ChoiceText
-
-
-@dataclass(frozen=True, slots=True)
-class _Add:
-    generation: Generation
-    requests: list[Request]
-    params: SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    generation: Generation
 
 
 class Frontend:
@@ -71,6 +62,7 @@ class Frontend:
         self.chat_template = model.chat_template
         self.sampling_defaults = model.sampling_defaults
         self.embedding_size = model.embedding_size
+        self.experts = None if model.experts is None else Experts(self.ask, model.experts)
         self.programs = programs if programs is not None else []
         self.startup_seconds = startup_seconds
         self.failure: Exception | None = None
@@ -81,13 +73,12 @@ class Frontend:
         self._is_warm = is_warm
         self._compile_for = compile_for
         self._compiles = CompileWatch()
-        self._commands: queue.SimpleQueue[_Add | _Abort | None] = queue.SimpleQueue()
+        self._commands: Commands = queue.SimpleQueue()
         self._open: dict[str, _OpenChoice] = {}
         self._serials = itertools.count()
         self._lock = threading.Condition()
         self._num_open = 0
-        self._is_draining = False
-        self._is_closing = False
+        self._is_draining = self._is_closing = self._is_over = False
         self._finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         # A daemon, so that a program that forgets `close` ends; joined at exit, as no step may outlive the runtime.
         self._thread = threading.Thread(target=self._run, name="jaxserve-engine", daemon=True)
@@ -190,7 +181,7 @@ class Frontend:
             )
             for index in range(params.n)
         ]
-        self._queue(_Add(generation, requests, params))
+        self._queue(Add(generation, requests, params))
         return generation
 
     def _check_ids(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
@@ -209,7 +200,7 @@ class Frontend:
         if params.stop_strings and self.tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, which this model has not", param="stop")
 
-    def _queue(self, command: _Add) -> None:
+    def _queue(self, command: Add) -> None:
         num_choices = len(command.requests)
         with self._lock:
             if self.failure is not None:
@@ -229,7 +220,16 @@ class Frontend:
             self._commands.put(command)  # under the lock: after a close or a failure nobody would read it
 
     def _request_abort(self, generation: Generation) -> None:
-        self._commands.put(_Abort(generation))
+        self._commands.put(Abort(generation))
+
+    def ask[T](self, function: Callable[[], T]) -> T:
+        """What a function gives that must run between two steps of the engine. Raises ShuttingDown, EngineDied."""
+        question = Ask(function, Future())
+        with self._lock:
+            if self._is_over:
+                raise ShuttingDown("the engine was closed")
+            self._commands.put(question)
+        return question.answer.result()
 
     def stats(self) -> EngineStats:
         """Counters for metrics."""
@@ -291,6 +291,9 @@ class Frontend:
             self._fail(error)
         finally:
             self._compiles.stop()
+            with self._lock:
+                self._is_over = True
+                refuse_questions(self._commands, ShuttingDown("the engine was closed"))
             self.engine.close()
 
     def _take_commands(self) -> bool:
@@ -302,12 +305,14 @@ class Frontend:
                 return True
             if command is None:
                 return False
-            if isinstance(command, _Abort):
+            if isinstance(command, Ask):
+                command.run()
+            elif isinstance(command, Abort):
                 self._abort(command.generation)
             else:
                 self._add(command)
 
-    def _add(self, command: _Add) -> None:
+    def _add(self, command: Add) -> None:
         generation = command.generation
         for index, request in enumerate(command.requests):
             try:
@@ -384,7 +389,9 @@ class Frontend:
                 command = self._commands.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(command, _Add):
+            if isinstance(command, Ask):
+                command.answer.set_exception(died)
+            if isinstance(command, Add):
                 waiting.add(command.generation)
         self._open.clear()
         for generation in waiting:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 from jaxserve.layers.mlp import gated_mlp
 from jaxserve.layers.spread import joined, own_total, place, size, total
 from pallas_kernels.kernels import Kernels
+from pallas_kernels.pytree import pytree
 from pallas_kernels.quantized_matmul.around import Activation, GatedUnit
 
 ExpertActivation = Activation | Literal["clamped_swiglu"]
@@ -74,25 +75,50 @@ def moe(
     exists: Bool[Array, "T"],
     *,
     activation: ExpertActivation = "silu",
-) -> Float[Array, "T D"]:
-    """The weighted outputs of each token's experts, and of the shared expert where there is one.
+) -> tuple[Float[Array, "T D"], Int32[Array, "E"]]:
+    """The weighted outputs of each token's experts, and of the shared expert where there is one; tokens by expert.
 
-    weights: router [E, D] (+ router_bias, correction [E]), experts {gate, up [E, F, D], down [E, D, F], biases}, shared
+    weights: router [E, D] (+ router_bias, correction [E]), slots [E, width] and copies [E] where experts do not lie in
+    order (engine/experts.py), experts {gate, up [E, F, D], down [E, D, F], biases}, shared
     (an MLP, with shared_gate [D] if a sigmoid weighs it). The router computes in float32. exists: False for padding,
     which must not make an expert be read.
     """
     logits = jnp.einsum("td,ed->te", h.astype(jnp.float32), weights["router"], precision=lax.Precision.HIGHEST)
     logits = logits + weights.get("router_bias", 0.0)
     experts, shares = route(logits, routing, weights.get("correction"))
-    experts = jnp.where(exists[:, None], experts, experts[:1])
-    out = _experts(kernels, h, weights["experts"], experts, shares, activation)
+    load = jnp.zeros(logits.shape[1], jnp.int32).at[experts].add(exists[:, None].astype(jnp.int32))
+    slots = _slots(experts, weights)
+    slots = jnp.where(exists[:, None], slots, slots[:1])
+    out = _experts(kernels, h, weights["experts"], slots, shares, activation)
     if "shared" not in weights:
-        return out
+        return out, load
     shared = gated_mlp(kernels, h, weights["shared"])
     if "shared_gate" in weights:
         gate = jnp.einsum("td,d->t", h.astype(jnp.float32), weights["shared_gate"], precision=lax.Precision.HIGHEST)
         shared = shared * jax.nn.sigmoid(gate)[:, None].astype(h.dtype)
-    return out + shared
+    return out + shared, load
+
+
+def _slots(experts: Int32[Array, "T X"], weights: Mapping[str, Any]) -> Int32[Array, "T X"]:
+    """Where the weights of each token's experts are: tokens take turns among an expert's copies."""
+    if "slots" not in weights:
+        return experts
+    turns = jnp.arange(experts.shape[0])[:, None] % weights["copies"][experts]
+    return weights["slots"][experts, turns]
+
+
+@pytree
+@dataclass(frozen=True, kw_only=True)
+class ExpertLoad:
+    """Tokens by layer and expert [Y, E], of the layers so far. layer: the number of the next one."""
+
+    counts: Int32[Array, "Y E"]
+    layer: Int32[Array, ""]
+
+    def after(self, tokens: Int32[Array, "E"] | None) -> "ExpertLoad":
+        """With one more layer, which has no experts if tokens is None."""
+        counts = self.counts if tokens is None else self.counts.at[self.layer].set(tokens)
+        return ExpertLoad(counts=counts, layer=self.layer + 1)
 
 
 def _experts(

@@ -15,7 +15,7 @@ from jaxserve.layers.attention import attention
 from jaxserve.layers.embed import embed, unembed
 from jaxserve.layers.mla import MlaSizes, latent_attention
 from jaxserve.layers.mlp import gated_mlp
-from jaxserve.layers.moe import ExpertActivation, Routing, moe
+from jaxserve.layers.moe import ExpertActivation, ExpertLoad, Routing, moe
 from jaxserve.layers.norm import RmsNorm, rms_norm
 from jaxserve.layers.rope import Rope, rope_angles
 from jaxserve.layers.stack import Body, run_layers
@@ -197,8 +197,8 @@ def forward(
     cache: Any,
     *,
     dtype: str,
-) -> tuple[Float[Array, "T D"], Any]:
-    """Hidden states after the last norm, and the cache with this step's keys and values (or latents)."""
+) -> tuple[Float[Array, "T D"], Any, Int32[Array, "Y E"] | None]:
+    """Hidden states after the last norm, the cache with this step's keys and values (or latents), tokens by expert."""
     _, positions, exists = positions_of_tokens(rows_layout(layout), token_ids.shape[0])
     angles = rope_angles(config.rope, jnp.maximum(positions, 0))
     attend = _latent_part if config.mla else _attention_part
@@ -215,30 +215,34 @@ def forward(
     x = embed(kernels, token_ids, params["embed"], dtype)
     if config.embedding_multiplier != 1:
         x = x * jnp.asarray(config.embedding_multiplier, dtype)
-    x, cache = run_layers(
-        params["layers"], (x, cache), [bodies[kind] for kind in kinds], [place for _, place in places]
+    load = None
+    if config.moe is not None:
+        counts = jnp.zeros((config.num_layers, config.moe.num_experts), jnp.int32)
+        load = ExpertLoad(counts=counts, layer=jnp.int32(0))
+    x, cache, load = run_layers(
+        params["layers"], (x, cache, load), [bodies[kind] for kind in kinds], [place for _, place in places]
     )
-    return rms_norm(x, params["norm"], config.norm_eps), cache
+    return rms_norm(x, params["norm"], config.norm_eps), cache, None if load is None else load.counts
 
 
 type Attend = Callable[[Array, dict, Any, Any, RmsNorm, Array | None], tuple[Array, Any]]
-type FeedForward = Callable[[Array, dict, RmsNorm, Array | None], Array]
+type FeedForward = Callable[[Array, dict, RmsNorm, Array | None], tuple[Array, Array | None]]
+type Carry = tuple[Array, Any, ExpertLoad | None]
 
 
-def _layer(config: DecoderConfig, attend: Attend, feed_forward: FeedForward) -> Body[tuple[Array, Any]]:
+def _layer(config: DecoderConfig, attend: Attend, feed_forward: FeedForward) -> Body[Carry]:
     """One kind of layer. Sums with the residual are part of the products where nothing stands between."""
     multiplier = config.residual_multiplier
 
-    def added(x: Array, part: Callable[[Array | None], Array]) -> Array:
-        return part(x) if multiplier == 1 else x + multiplier * part(None)
-
-    def layer(carry: tuple[Array, Any], weights: dict, index: int | Array) -> tuple[Array, Any]:
-        x, cache = carry
+    def layer(carry: Carry, weights: dict, index: int | Array) -> Carry:
+        x, cache, load = carry
         norm = RmsNorm(weight=weights["attention_norm"], eps=config.norm_eps)
         out, cache = attend(x, weights["attention"], cache, index, norm, x if multiplier == 1 else None)
         x = out if multiplier == 1 else x + multiplier * out
         norm = RmsNorm(weight=weights["mlp_norm"], eps=config.norm_eps)
-        return added(x, lambda residual: feed_forward(x, weights, norm, residual)), cache
+        out, tokens = feed_forward(x, weights, norm, x if multiplier == 1 else None)
+        x = out if multiplier == 1 else x + multiplier * out
+        return x, cache, None if load is None else load.after(tokens)
 
     return layer
 
@@ -280,14 +284,14 @@ def _latent_part(config: DecoderConfig, kernels: Kernels, layout: RaggedLayout, 
 def _feed_forward(config: DecoderConfig, kernels: Kernels, exists: Bool[Array, "T"], has_experts: bool) -> FeedForward:
     experts = config.moe
 
-    def mlp(x: Array, weights: dict, norm: RmsNorm, residual: Array | None) -> Array:
-        return gated_mlp(kernels, x, weights["mlp"], before=norm, residual=residual)
+    def mlp(x: Array, weights: dict, norm: RmsNorm, residual: Array | None) -> tuple[Array, Array | None]:
+        return gated_mlp(kernels, x, weights["mlp"], before=norm, residual=residual), None
 
-    def mixture(x: Array, weights: dict, norm: RmsNorm, residual: Array | None) -> Array:
+    def mixture(x: Array, weights: dict, norm: RmsNorm, residual: Array | None) -> tuple[Array, Array | None]:
         assert experts is not None
         h = rms_norm(x, norm.weight, norm.eps)
-        out = moe(kernels, h, weights["moe"], experts.routing, exists, activation=experts.activation)
-        return out if residual is None else residual + out
+        out, tokens = moe(kernels, h, weights["moe"], experts.routing, exists, activation=experts.activation)
+        return (out if residual is None else residual + out), tokens
 
     return mixture if has_experts else mlp
 

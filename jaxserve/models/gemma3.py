@@ -212,8 +212,8 @@ def forward(
     cache: KVPages,
     *,
     dtype: str,
-) -> tuple[Float[Array, "T D"], KVPages]:
-    """Hidden states after the last norm, and the cache with this step's keys and values."""
+) -> tuple[Float[Array, "T D"], KVPages, None]:
+    """Hidden states after the last norm, and the cache with this step's keys and values; no experts."""
     places = layer_places(layout, config.num_layers)
     kinds: list[tuple[LayerKind, int]] = [(config.layer_kinds[n], group) for n, (group, _) in enumerate(places)]
     bodies = {
@@ -225,7 +225,7 @@ def forward(
     x, cache = run_layers(
         params["layers"], (x, cache), [bodies[kind] for kind in kinds], [place for _, place in places]
     )
-    return rms_norm(x, params["norm"], config.norm_eps), cache
+    return rms_norm(x, params["norm"], config.norm_eps), cache, None
 
 
 def _layer(

@@ -90,7 +90,8 @@ def unchanged[C](config: C, max_model_len: int) -> C:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A family. forward: params, config, kernels, inputs, cache -> hidden states [T, D] after the last norm, cache;
+    """A family. forward: params, config, kernels, inputs, cache -> hidden states [T, D] after the last norm,
+    cache, and of a mixture the tokens of each expert by layer [Y, E] (None);
     unembed: params, config, kernels, hidden states [R, D] -> logits [R, V]; for_context: the config for sequences of
     up to so many tokens (some ropes are stretched only for longer ones than the model was trained on)."""
 

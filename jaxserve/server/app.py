@@ -7,11 +7,19 @@ from jaxserve.server.api_keys import require_api_key
 from jaxserve.server.error_responses import install_error_answers
 from jaxserve.server.metrics import CountHttpRequests
 from jaxserve.server.options import ServerOptions
-from jaxserve.server.routes import about, chat, completions, embeddings, health, models, tokenize
+from jaxserve.server.routes import about, chat, completions, embeddings, experts, health, models, tokenize
 from jaxserve.server.serving import ServedFrontend, Serving
 
 OPEN_ROUTERS = (health.router,)
-KEYED_ROUTERS = (chat.router, completions.router, embeddings.router, models.router, tokenize.router, about.router)
+KEYED_ROUTERS = (
+    chat.router,
+    completions.router,
+    embeddings.router,
+    experts.router,
+    models.router,
+    tokenize.router,
+    about.router,
+)
 
 
 def create_app(frontend: ServedFrontend, options: ServerOptions) -> FastAPI:

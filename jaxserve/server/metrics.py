@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jaxserve.errors import JaxserveError
 from jaxserve.outputs import TextDelta
 
 _FIRST_TOKEN_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -128,6 +129,51 @@ class KernelCollector(Collector):
         yield fallbacks
 
 
+@runtime_checkable
+class ServedExperts(Protocol):
+    """The experts of a served mixture (jaxserve/frontend/experts.py)."""
+
+    def load(self) -> Any:
+        """layers [L], tokens [L, E], device_tokens [L, D], imbalance [L]."""
+        ...
+
+    def rebalance(self) -> Any:
+        """moved, imbalance_before [L], imbalance_after [L]."""
+        ...
+
+
+class ExpertCollector(Collector):
+    """Tokens of each expert of a mixture, and how evenly its devices share them."""
+
+    def __init__(self, model_name: str, experts: ServedExperts) -> None:
+        self._model_name, self._experts = model_name, experts
+
+    def describe(self) -> list[Metric]:
+        """Nothing, as for the engine's."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """A counter for each layer and expert, and a gauge for each layer; nothing of an engine that is gone."""
+        try:
+            report = self._experts.load()
+        except JaxserveError:
+            return
+        tokens = CounterMetricFamily(
+            "jaxserve:expert_tokens", "Tokens routed to an expert.", labels=["model_name", "layer", "expert"]
+        )
+        imbalance = GaugeMetricFamily(
+            "jaxserve:expert_imbalance",
+            "Tokens of a layer's busiest device over the mean.",
+            labels=["model_name", "layer"],
+        )
+        for layer, counts, ratio in zip(report.layers, report.tokens.tolist(), report.imbalance.tolist(), strict=True):
+            imbalance.add_metric([self._model_name, str(layer)], ratio)
+            for expert, count in enumerate(counts):
+                tokens.add_metric([self._model_name, str(layer), str(expert)], count)
+        yield tokens
+        yield imbalance
+
+
 class ServerMetrics:
     """Latencies and HTTP counts of one app, and the registry that a scrape renders."""
 
@@ -136,9 +182,12 @@ class ServerMetrics:
         model_name: str,
         read_stats: Callable[[], EngineCounters],
         choices: Mapping[str, Mapping[str, Any]],
+        experts: ServedExperts | None,
     ) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(model_name, read_stats))
+        if experts is not None:
+            self.registry.register(ExpertCollector(model_name, experts))
         self.registry.register(KernelCollector(model_name, choices))
         first_token = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_SECONDS)
         per_token = self._histogram(

@@ -14,7 +14,7 @@ from jaxserve.errors import ModelNotFound
 from jaxserve.outputs import Logprob, TextDelta
 from jaxserve.pooling_params import Pooling
 from jaxserve.sampling_params import SamplingParams
-from jaxserve.server.metrics import EngineCounters, ServerMetrics
+from jaxserve.server.metrics import EngineCounters, ServedExperts, ServerMetrics
 from jaxserve.server.options import ServerOptions
 
 
@@ -56,6 +56,8 @@ class ServedFrontend(Protocol):
     def max_model_len(self) -> int: ...
     @property
     def tokenizer(self) -> TokenText | None: ...
+    @property
+    def experts(self) -> ServedExperts | None: ...
     @property
     def sampling_defaults(self) -> Mapping[str, float | int]: ...
     @property
@@ -99,7 +101,7 @@ class Serving:
         self.frontend = frontend
         self.options = options
         self.model_names = options.served_model_names or (frontend.model_name,)
-        self.metrics = ServerMetrics(self.model_names[0], frontend.stats, frontend.effective_config())
+        self.metrics = ServerMetrics(self.model_names[0], frontend.stats, frontend.effective_config(), frontend.experts)
         self.created = int(time.time())
         self.is_draining = False
         self._open: set[ServedGeneration] = set()

@@ -72,7 +72,7 @@ def direct(built, prompt: list[int], pooling: Pooling) -> np.ndarray:
         page_table=jnp.arange(pages, dtype=jnp.int32)[None],
         num_single_rows=0,
     )
-    hidden, _ = program.model.forward(
+    hidden, *_ = program.model.forward(
         built.executor.params,
         program.config,
         program.kernels,

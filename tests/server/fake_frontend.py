@@ -9,6 +9,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
 
 from jaxserve.errors import ChatTemplateError, EngineDied, InvalidRequest, Overloaded, PromptTooLong, ShuttingDown
 from jaxserve.outputs import FinishReason, Logprob, TextDelta
@@ -142,6 +145,22 @@ class FakeEmbedding(FakeGeneration):
         yield TextDelta(index=0, text="", token_ids=(), finish_reason=reason)
 
 
+class FakeExperts:
+    """Two layers of three experts on two devices."""
+
+    def __init__(self) -> None:
+        self.num_moves = 0
+
+    def load(self) -> SimpleNamespace:
+        tokens = np.array([[5, 1, 0], [2, 2, 2]])
+        by_device = np.array([[6.0, 0.0], [4.0, 2.0]])
+        return SimpleNamespace(layers=(1, 3), tokens=tokens, device_tokens=by_device, imbalance=np.array([2.0, 4 / 3]))
+
+    def rebalance(self) -> SimpleNamespace:
+        self.num_moves += 1
+        return SimpleNamespace(moved=3, imbalance_before=np.array([2.0, 4 / 3]), imbalance_after=np.array([1.5, 1.0]))
+
+
 class FakeFrontend:
     model_name = "fake-model"
     max_model_len = 2048
@@ -154,6 +173,7 @@ class FakeFrontend:
         self.sampling_defaults: dict[str, float | int] = {}
         self.is_ready = True
         self.failure: Exception | None = None
+        self.experts: FakeExperts | None = None
         self.submitted: list[FakeGeneration] = []
         self.params: list[SamplingParams] = []
         self.options: list[dict] = []

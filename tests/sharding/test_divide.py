@@ -63,11 +63,16 @@ def test_experts_are_dealt_out_over_the_groups_too_unless_a_rule_says_no(tmp_pat
     assert read_plan(path).partition(("experts", "ffn", "model")) == PartitionSpec("expert", None, None)
 
 
-def test_experts_that_do_not_divide_are_filled_up():
+def test_slots_beyond_the_experts_hold_copies_of_the_first():
     plan = ShardingPlan(expert=4)
     (index,) = divide(plan, 4, 4, has_kv_heads=True).indices(ArraySpec(shape=(6,), axes=("experts",)))
     assert index is not None
-    assert index.tolist() == [*range(6), ZEROS, ZEROS]
+    assert index.tolist() == [*range(6), 0, 1]
+    (index,) = divide(ShardingPlan(expert=2, redundant_experts=3), 4, 4, has_kv_heads=True).indices(
+        ArraySpec(shape=(6,), axes=("experts",))
+    )
+    assert index is not None
+    assert index.tolist() == [*range(6), *range(4)]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -20,7 +21,8 @@ async def health(request: Request) -> Response:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
-    return Response(generate_latest(serving_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    text = await run_in_threadpool(generate_latest, serving_of(request).metrics.registry)  # it may ask the engine
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 def health_state(serving: Serving) -> str:
