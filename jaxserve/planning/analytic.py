@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxserve.engine.experts import layers_with_experts
 from jaxserve.engine.spread import division_of
 from jaxserve.planning.described_model import DescribedModel
 from jaxserve.planning.pages import PagePlan, page_plan
@@ -46,7 +47,22 @@ def weight_parts(request: PlanRequest, described: DescribedModel) -> list[Weight
     divide. ValueError for what cannot be cut so."""
     division = division_of(request.plan, described.config)
     specs = paths(described.model.param_specs(described.config))
-    return [_part(request, described, division, path, spec) for path, spec in specs.items()]
+    parts = [_part(request, described, division, path, spec) for path, spec in specs.items()]
+    return parts + _tables(request, described)
+
+
+def _tables(request: PlanRequest, described: DescribedModel) -> list[WeightPart]:
+    """Of each layer with experts that are dealt out, which slots have them (engine/experts.py)."""
+    layers = layers_with_experts(described.config) if request.plan.num_devices > 1 else ()
+    found = []
+    for layer in layers:
+        num_experts = described.config.moe.num_experts
+        width = request.plan.num_slots(num_experts) - num_experts + 1
+        for name, shape in (("slots", (num_experts, width)), ("copies", (num_experts,))):
+            spec = ArraySpec(shape=shape, axes=("choices",) * len(shape), dtype="int32")
+            path = f"layers.{layer}.moe.{name}"
+            found.append(WeightPart(path=path, spec=spec, shapes=(shape,), num_bytes=4 * math.prod(shape)))
+    return found
 
 
 def _part(

@@ -18,7 +18,7 @@ KV_CACHE_DTYPES = get_args(KVCacheDType)
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
     """One model, one topology, one plan. context: tokens of a sequence; batch: sequences at once, those of all
-    data groups. experts_over: mesh axes that deal experts out. num_tokens: tokens
+    data groups. experts_over, redundant_experts: see ShardingPlan. num_tokens: tokens
     of a prefill step, the engine's own limit where None. weights: format of matrices, as `jaxserve convert` names it,
     the file's where None."""
 
@@ -30,6 +30,7 @@ class PlanRequest:
     batch: int
     data: int = 1
     experts_over: tuple[str, ...] = EXPERT_RULES[0]
+    redundant_experts: int = 0
     num_tokens: int | None = None
     weights: str | None = None
     kv_cache_dtype: str = "auto"
@@ -42,7 +43,11 @@ class PlanRequest:
     @property
     def plan(self) -> ShardingPlan:
         return ShardingPlan(
-            tensor=self.tensor, expert=self.expert, data=self.data, experts_over=tuple(self.experts_over)
+            tensor=self.tensor,
+            expert=self.expert,
+            data=self.data,
+            experts_over=tuple(self.experts_over),
+            redundant_experts=self.redundant_experts,
         )
 
     @property

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.engine.buckets import MAX_PREFILLS, choose_shape, step_shapes
 from jaxserve.engine.executor import empty_state
+from jaxserve.engine.experts import first_placement, layers_with_experts, with_tables
 from jaxserve.engine.placement import leaf_sharding, shape_in_units
 from jaxserve.engine.spread import Spread, spread_over
 from jaxserve.engine.step import Program
@@ -57,6 +58,8 @@ def step_programs(request: PlanRequest, described: DescribedModel, devices: Sequ
         over = spread_over(request.plan, described.config, list(devices))
         params = _described_params(over, described, request.dtype if is_cpu else None)
         pages = page_plan(request, over.config)
+        if request.plan.num_devices > 1 and layers_with_experts(over.config):
+            params = with_tables(params, first_placement(over.config, request.plan), partial(_described, over))
     except ValueError as error:
         raise ConfigError(f"{request.plan}: {error}") from error
     if not is_cpu:
@@ -67,8 +70,7 @@ def step_programs(request: PlanRequest, described: DescribedModel, devices: Sequ
     prefill, decode = step_shapes_of(request, pages)
     num_pages = request.group_batch * pages.sequence_pages * request.data
     cache = over.described_cache(partial(empty_cache, pages.spec, num_pages, kernels))
-    rows = (request.group_batch + 1) * request.data
-    state = jax.eval_shape(lambda: empty_state(rows, request.context))
+    state = jax.eval_shape(lambda: empty_state(program, request.group_batch, request.context))
     state = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=over.by_group), state)
     if request.plan.num_devices == 1:
         program = replace(program, spread=None)
@@ -114,6 +116,10 @@ def step_shapes_of(request: PlanRequest, pages: PagePlan) -> tuple[StepShape, St
         groups=pages.groups,
     )
     return shapes[-1], choose_shape(shapes, request.group_batch, 0, 0)
+
+
+def _described(over: Spread, array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=over.everywhere)
 
 
 def _described_stack(arrays: Sequence[Any]) -> jax.ShapeDtypeStruct:

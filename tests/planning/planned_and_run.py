@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 from jaxserve.engine.executor import empty_state  # noqa: E402
+from jaxserve.engine.experts import first_placement, layers_with_experts, with_tables  # noqa: E402
 from jaxserve.engine.loading import Recipe, load_model, model_config  # noqa: E402
 from jaxserve.engine.progress import Silent  # noqa: E402
 from jaxserve.engine.spread import spread_over  # noqa: E402
@@ -43,13 +44,17 @@ def run(model: str, sizes: str, names: list[str]) -> dict:
     request = PlanRequest(model=model, tensor=tensor, expert=expert, data=data, **SMALL)
     over = spread_over(request.plan, model_config(Path(model)), jax.devices())
     loaded = load_model(Path(model), Recipe(layout="expanded", dtype="float32"), Silent(), over.placement)
-    over, params, pages = over.with_params(loaded.params), loaded.params, page_plan(request, over.config)
+    params, pages = loaded.params, page_plan(request, over.config)
+    if layers_with_experts(over.config):
+        params = with_tables(
+            params, first_placement(over.config, request.plan), lambda table: jax.device_put(table, over.everywhere)
+        )
+    over = over.with_params(params)
     program = Program(model=loaded.model, config=over.config, kernels=XLA, dtype="float32", spread=over)
     program = program.for_context(request.context)
     num_pages = request.group_batch * pages.sequence_pages * request.data
     cache = program.new_cache(pages.spec, num_pages)
-    rows = (request.group_batch + 1) * request.data
-    state = jax.device_put(empty_state(rows, request.context), program.by_group)
+    state = jax.device_put(empty_state(program, request.group_batch, request.context), program.by_group)
     found: dict = {"weights_bytes": held(params), "kv_cache_bytes": held(cache)}
     for name, shape in zip(("prefill", "decode"), step_shapes_of(request, pages), strict=True):
         if name not in names:
