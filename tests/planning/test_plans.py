@@ -89,6 +89,14 @@ def test_packed_weights_take_the_bytes_of_their_format():
     assert packed / plain == pytest.approx(34 / 64, rel=1e-3)  # blocks of 32 with a scale of two bytes
 
 
+def test_experts_that_are_not_met_are_not_read():
+    """Mixtral has 46.7e9 parameters and uses 12.9e9 for a token; XLA on a GPU reads all of them."""
+    some = report_of(request_for("mixtral_8x7b", "v5p:2x2x1", 4, context=128))["decode"]["hbm_bytes"]
+    every = report_of(request_for("mixtral_8x7b", "h200:4", 4, context=128))["decode"]["hbm_bytes"]
+    assert some == pytest.approx(2 * 12.9e9 / 4, rel=0.02)  # but for the embedding, of which one row is read
+    assert every == pytest.approx(2 * 46.7e9 / 4, rel=0.02)
+
+
 def test_what_this_version_does_badly_is_said():
     def kinds(name, topology, **options):
         return {each["kind"] for each in report_of(request_for(name, topology, **options))["warnings"]}
