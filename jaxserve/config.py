@@ -26,6 +26,8 @@ class EngineConfig:
     from the model's generation_config.json, "none" has none, anything else is such a file or its folder. plan: a file
     with the sizes of the mesh, or tensor_parallel_size and expert_parallel_size: devices that share heads and widths,
     and experts; data_parallel_size: groups of them with requests of their own, which share experts.
+    coordinator, num_hosts, host_id: HOST:PORT of host 0, how many hosts run the model together, and which of them this
+    is; host_timeout: seconds to wait for the others.
     """
 
     model: str
@@ -45,6 +47,10 @@ class EngineConfig:
     tensor_parallel_size: int | None = None
     expert_parallel_size: int | None = None
     data_parallel_size: int | None = None
+    coordinator: str | None = None
+    num_hosts: int | None = None
+    host_id: int | None = None
+    host_timeout: int = 60
     seed: int = 0
     enable_prefix_caching: bool = True
     overlap: bool = True
@@ -75,12 +81,22 @@ class EngineConfig:
         for name, allowed in _CHOICES:
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{_flag(name)} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        self._check_hosts()
         if self.plan is not None and (
             self.tensor_parallel_size or self.expert_parallel_size or self.data_parallel_size
         ):
             raise ConfigError(f"--plan {self.plan} states the sizes of the mesh: leave the parallel sizes out")
-        if self.plan is not None and not Path(self.plan).is_file():
-            raise ConfigError(f"--plan {self.plan}: no such file; it must be a TOML file with a table [mesh]")
+        if self.plan is not None and self.plan not in PLAN_NAMES and not Path(self.plan).is_file():
+            known = ", ".join(PLAN_NAMES)
+            raise ConfigError(f"--plan {self.plan}: neither {known} nor a TOML file with a table [mesh]")
+
+    def _check_hosts(self) -> None:
+        if self.coordinator is None and self.num_hosts is None and self.host_id is None:
+            return
+        if self.coordinator is None or self.num_hosts is None or self.host_id is None:
+            raise ConfigError("--coordinator HOST:PORT, --num-hosts N and --host-id I belong together")
+        if self.host_id >= self.num_hosts:
+            raise ConfigError(f"--host-id {self.host_id}: ids of --num-hosts {self.num_hosts} go from 0 to one less")
 
     @classmethod
     def names(cls) -> frozenset[str]:
@@ -100,8 +116,12 @@ _MINIMUMS = (
     ("tensor_parallel_size", 1),
     ("expert_parallel_size", 1),
     ("data_parallel_size", 1),
+    ("num_hosts", 1),
+    ("host_id", 0),
+    ("host_timeout", 1),
 )
 _SWITCHES = ("enable_prefix_caching", "overlap", "deterministic")
+PLAN_NAMES = ("tensor", "expert", "data")  # sharding.plan.PRESETS, which is not imported: it brings jax along
 _PATHS = ("cache_dir", "compilation_cache_dir")
 _CHOICES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("dtype", ("auto", "float32", "bfloat16")),

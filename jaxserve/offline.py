@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from jaxserve.config import EngineConfig
 from jaxserve.engine.build import build_engine
 from jaxserve.engine.executor import DeviceExecutor
 from jaxserve.engine.experts import ExpertReport, Rebalanced
+from jaxserve.engine.hosts import Follower
 from jaxserve.engine.progress import Notes, Progress, Silent
 from jaxserve.errors import ConfigError, DownloadError, InvalidRequest, JaxserveError, ModelNotFound, ShuttingDown
 from jaxserve.frontend import EngineStats, Frontend, Generation, ServedModel, generation_defaults
@@ -60,6 +61,8 @@ def start_frontend(
     warm_up: compile every step shape before returning, after which a compilation counts as a defect; otherwise each
     shape compiles on first use. needs_text: ConfigError, before anything is loaded, for a model without a tokenizer.
     """
+    if config.host_id:
+        raise ConfigError(f"--host-id {config.host_id}: host 0 takes requests; `jaxserve serve` runs the others")
     path = find_model(config.model, config.cache_dir)
     defaults = generation_defaults(config.generation_config, path)
     tokenizer = read_tokenizer(path, progress, reads_generation_config=defaults.is_models)
@@ -90,6 +93,15 @@ def start_frontend(
         is_warm=warm_up,
         compile_for=built.executor.compile_for,
     )
+
+
+def follow(config: EngineConfig, progress: Progress, ready: Callable[[], None]) -> None:
+    """Runs what host 0 runs, on any other host, until that closes; `ready` is called before the first step."""
+    built = build_engine(config, find_model(config.model, config.cache_dir), frozenset(), progress, warm_up=True)
+    assert isinstance(built.hosts, Follower)
+    ready()
+    built.executor.follow(built.hosts.commands())
+    built.executor.close()
 
 
 def _expert_functions(executor: DeviceExecutor) -> ExpertFunctions | None:

@@ -9,7 +9,7 @@ that each group has all of them.
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,21 @@ class ShardingPlan:
     def __str__(self) -> str:
         sizes = f"tensor {self.tensor} x expert {self.expert}"
         return sizes if self.data == 1 else f"{sizes} x data {self.data}"
+
+
+PRESETS: dict[str, Callable[[int], ShardingPlan]] = {
+    "tensor": lambda n: ShardingPlan(tensor=n),
+    "expert": lambda n: ShardingPlan(expert=n),
+    "data": lambda n: ShardingPlan(data=n),
+}
+"""Plans by name, for so many devices: all along one axis. "data" is DeepSeek-V3's layout for decoding."""
+
+
+def named_plan(name_or_path: str, num_devices: int) -> ShardingPlan:
+    """The preset of this name for these devices, or the plan in this file. Raises ValueError, OSError."""
+    if name_or_path in PRESETS:
+        return PRESETS[name_or_path](num_devices)
+    return read_plan(Path(name_or_path))
 
 
 def read_plan(path: Path) -> ShardingPlan:

@@ -82,7 +82,7 @@ def test_folders_may_be_given_as_text():
 
 
 def test_a_plan_that_is_no_file_is_refused_and_not_ignored():
-    with pytest.raises(ConfigError, match="--plan tp8: no such file; it must be a TOML file"):
+    with pytest.raises(ConfigError, match="--plan tp8: neither tensor, expert, data nor a TOML file"):
         EngineConfig(model="m", plan="tp8")
 
 

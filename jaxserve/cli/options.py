@@ -204,7 +204,7 @@ ENGINE_FLAGS: dict[str, Flag] = {
     "kernels": Flag(help="Implementation of attention and quantized products."),
     "cpu_level": Flag(help="Instructions the CPU kernels may use, for comparing; auto takes the best this CPU has."),
     "expand_weights": Flag(help="Whether packed weights are written out at load."),
-    "plan": Flag(help="Sharding plan: a TOML file with a table [mesh], tensor and expert being its sizes."),
+    "plan": Flag(help="Sharding plan: tensor, expert or data (all devices along that axis), or a TOML file."),
     "tensor_parallel_size": _number(
         "Devices that share heads, widths and the vocabulary.", "--tensor-parallel-size", "-tp"
     ),
@@ -216,6 +216,14 @@ ENGINE_FLAGS: dict[str, Flag] = {
         "--data-parallel-size",
         "-dp",
     ),
+    "coordinator": Flag(
+        help="HOST:PORT of host 0, where several hosts run a model together; it takes PORT and PORT + 1.",
+        annotation=str,
+        metavar="HOST:PORT",
+    ),
+    "num_hosts": _number("Hosts that run the model together."),
+    "host_id": _number("Which of them this is; 0 schedules and serves."),
+    "host_timeout": _number("Seconds to wait for the other hosts at start."),
     "seed": Flag(help="Seed of requests that name none."),
     "enable_prefix_caching": Flag(help="Reuse the cache of prompts that begin alike."),
     "overlap": Flag(help="Dispatch the next step before the last one's tokens are read."),

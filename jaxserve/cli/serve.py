@@ -18,6 +18,8 @@ def serve(config: EngineConfig, server: ServerOptions) -> None:
     from jaxserve.server.app import create_app
     from jaxserve.server.run import check_port, run_server
 
+    if config.host_id:
+        return _follow(config)
     check_port(server)
     running = start(config, warm_up=True)
     try:
@@ -29,6 +31,15 @@ def serve(config: EngineConfig, server: ServerOptions) -> None:
     gc.collect()
     gc.freeze()  # what start-up left is never garbage: keep full collections from walking it between two steps
     raise typer.Exit(run_server(app, running.frontend, server, startup_seconds=running.seconds))
+
+
+def _follow(config: EngineConfig) -> None:
+    """Another host than the first: it computes what that one schedules, and serves nothing."""
+    from jaxserve.cli.bars import Bars
+    from jaxserve.offline import follow
+
+    bars = Bars()
+    follow(config, bars, lambda: bars.note(f"host {config.host_id} of {config.num_hosts} computes for host 0"))
 
 
 def print_report(running: Started) -> None:

@@ -7,17 +7,20 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from checkpoints.errors import CheckpointError
 from jaxserve.config import Choice, EngineConfig
+from jaxserve.engine.arrays import put
 from jaxserve.engine.buckets import MAX_PREFILLS
 from jaxserve.engine.data_groups import GroupSchedulers, GroupsEngine, GroupsExecutor
 from jaxserve.engine.decisions import CPU_LIMITS, Decisions, device_memory_bytes, first_device
 from jaxserve.engine.engine import Engine
-from jaxserve.engine.executor import DeviceExecutor, step_temp_bytes
+from jaxserve.engine.executor import DeviceExecutor, step_temp_bytes, to_nobody
 from jaxserve.engine.experts import first_placement, layers_with_experts, with_tables
 from jaxserve.engine.host_memory import prepare_allocator
+from jaxserve.engine.hosts import Follower, HostOptions, Leader, join
 from jaxserve.engine.loading import LoadedModel, cpu_kernel_needs, load_model, logits_bytes, model_config
 from jaxserve.engine.memory import spare_bytes
 from jaxserve.engine.program_cache import ProgramCache
@@ -44,6 +47,7 @@ class BuiltEngine:
     loaded: LoadedModel
     choices: dict[str, Choice]
     max_model_len: int
+    hosts: Leader | Follower | None
     max_num_seqs: int
     max_num_batched_tokens: int
     page_size: int
@@ -58,7 +62,7 @@ def build_engine(
 
     Raises ConfigError for choices that cannot work, before anything is loaded where that can be known.
     """
-    start = time.perf_counter()
+    start, hosts = time.perf_counter(), _other_hosts(config)
     use_compilation_cache(config.compilation_cache_dir)
     prepare_allocator(logits_bytes(path, config.max_num_seqs or CPU_LIMITS[0]))
     threads = settle_threads(config.threads)
@@ -75,23 +79,24 @@ def build_engine(
     free = _free_bytes(decisions, program, loaded, spec, decisions.shapes(num_seqs, num_tokens, wanted_len, groups)[-1])
     need = decisions.page_need(loaded.config, spec, groups, num_tokens, wanted_len)
     budget, max_model_len = decisions.pages(spec, need, num_seqs, wanted_len, free)
+    num_pages, max_model_len = _agreed(hosts, budget.num_pages, max_model_len)
     executor = (DeviceExecutor if program.num_groups == 1 else GroupsExecutor)(
         program=program.for_context(max_model_len),
         params=loaded.params,
         shapes=decisions.shapes(num_seqs, num_tokens, max_model_len, groups),
         cache_spec=spec,
-        num_pages=budget.num_pages,
+        num_pages=num_pages,
         num_slots=num_seqs,
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
         program_cache=_program_cache(config.compilation_cache_dir, plan, progress),
+        tell=hosts.tell if isinstance(hosts, Leader) else to_nobody,
     )
     if warm_up:
         executor.compile_all(progress)
     decisions.host_memory(executor.huge_page_bytes)
     schedulers = [
-        _scheduler(config, budget.num_pages, (num_seqs, num_tokens), max_model_len, need)
-        for _ in range(program.num_groups)
+        _scheduler(config, num_pages, (num_seqs, num_tokens), max_model_len, need) for _ in range(program.num_groups)
     ]
     return BuiltEngine(
         engine=_engine(config, schedulers, executor),
@@ -99,12 +104,37 @@ def build_engine(
         loaded=loaded,
         choices=decisions.choices,
         max_model_len=max_model_len,
+        hosts=hosts,
         max_num_seqs=num_seqs * program.num_groups,
         max_num_batched_tokens=num_tokens,
         page_size=config.page_size,
-        num_pages=budget.num_pages,
+        num_pages=num_pages,
         seconds=time.perf_counter() - start,
     )
+
+
+def _other_hosts(config: EngineConfig) -> Leader | Follower | None:
+    """The connections to other hosts, once all are there; before anything asks JAX for devices."""
+    if config.coordinator is None or config.num_hosts is None or config.host_id is None or config.num_hosts == 1:
+        return None
+    own = {"host_id", "model", "cache_dir", "compilation_cache_dir", "threads", "coordinator", "chat_template", "plan"}
+    agreement = {name: getattr(config, name) for name in EngineConfig.names() - own}
+    options = HostOptions(
+        coordinator=config.coordinator,
+        num_hosts=config.num_hosts,
+        host_id=config.host_id,
+        timeout_seconds=float(config.host_timeout),
+    )
+    return join(options, agreement)
+
+
+def _agreed(hosts: Leader | Follower | None, num_pages: int, max_model_len: int) -> tuple[int, int]:
+    """What host 0 made of its memory, for all."""
+    if isinstance(hosts, Leader):
+        hosts.tell("sizes", np.array([num_pages, max_model_len]))
+    elif isinstance(hosts, Follower):
+        num_pages, max_model_len = map(int, hosts.told("sizes")[0])
+    return num_pages, max_model_len
 
 
 def _loaded(
@@ -124,8 +154,8 @@ def _loaded(
         except ValueError as error:
             raise ConfigError(f"{plan}: {error}") from error
         if layers_with_experts(over.config):
-            put = partial(jax.device_put, device=over.everywhere)
-            params = with_tables(loaded.params, first_placement(over.config, plan), put)
+            put_everywhere = partial(put, sharding=over.everywhere)
+            params = with_tables(loaded.params, first_placement(over.config, plan), put_everywhere)
             loaded = dataclasses.replace(loaded, params=params)
         over = over.with_params(loaded.params)
         program = Program(model=loaded.model, config=over.config, kernels=kernels, dtype=recipe.dtype, spread=over)

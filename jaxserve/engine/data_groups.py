@@ -85,7 +85,7 @@ class GroupsExecutor(DeviceExecutor):
         whole = [plan or NO_ROWS for plan in plans]
         shape = self._fillers[0].shape_of(*whole)
         buffers = [filler.fill(plan, shape) for filler, plan in zip(self._fillers, whole, strict=True)]
-        return GroupsInFlight(plans=plans, shape=shape, outputs=self._run(shape, np.concatenate(buffers)))
+        return GroupsInFlight(plans=plans, shape=shape, outputs=self.run(shape, np.concatenate(buffers)))
 
     def fetch_all(self, step: GroupsInFlight) -> list[StepResult | None]:
         """Waits for the step and brings each group's tokens, and what else its requests want, to the host."""

@@ -1,7 +1,6 @@
 """What an engine's options come to on this machine, and why: every choice is recorded with its reason as it is made."""
 
 import os
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -25,7 +24,7 @@ from jaxserve.layer_groups import LayerGroups, layer_groups
 from jaxserve.scheduler.page_need import SequenceNeed, page_need, sequence_need
 from jaxserve.step_inputs import StepShape
 from pallas_kernels.kernels import Kernels, cpu_kernels, kernels_for
-from sharding.plan import MESH_AXES, ShardingPlan, read_plan
+from sharding.plan import MESH_AXES, ShardingPlan, named_plan
 
 CPU_LIMITS = (32, 512)  # max_num_seqs, max_num_batched_tokens where computing, not reading, is scarce
 ACCELERATOR_LIMITS = (256, 2048)
@@ -58,7 +57,7 @@ class Decisions:
         config = self.config
         try:
             if config.plan is not None:
-                plan, reason = read_plan(Path(config.plan)), f"--plan {config.plan}"
+                plan, reason = named_plan(config.plan, len(jax.devices())), f"--plan {config.plan}"
             else:
                 plan = ShardingPlan(
                     tensor=config.tensor_parallel_size or 1,
@@ -73,6 +72,11 @@ class Decisions:
             raise ConfigError(
                 f"{plan} needs {plan.num_devices} devices and jax sees {num_devices}; on a CPU "
                 f"XLA_FLAGS=--xla_force_host_platform_device_count={plan.num_devices} makes virtual ones"
+            )
+        if jax.process_count() > 1 and plan.num_devices != num_devices:
+            raise ConfigError(
+                f"{plan} has {plan.num_devices} devices and the {jax.process_count()} hosts have {num_devices}: "
+                "a plan over several hosts must use them all"
             )
         if plan.num_devices == 1:
             self._note("plan", "one device", reason)
@@ -335,5 +339,5 @@ def device_memory_bytes(device: Any) -> int:
 
 
 def first_device() -> Any:
-    """The device this version runs on."""
-    return jax.devices()[0]
+    """The first device of this host."""
+    return jax.local_devices()[0]

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,18 +12,19 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Int32
 
 from jaxserve.engine import experts
+from jaxserve.engine.arrays import put
 from jaxserve.engine.buckets import choose_shape
 from jaxserve.engine.compiling import executable, held_program
 from jaxserve.engine.experts import ExpertReport, Rebalanced
 from jaxserve.engine.host_memory import in_huge_pages
 from jaxserve.engine.inputs import InputFiller
-from jaxserve.engine.logits import SlotState
 from jaxserve.engine.program_cache import HeldProgram, ProgramCache, temp_bytes
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.requests import EngineRequest, needs_slot_state
+from jaxserve.engine.slot_state import MAX_EOS_TOKENS, empty_state, set_slot
 from jaxserve.engine.step import Program, step_function
 from jaxserve.kv_cache import CacheSpec, empty_cache
 from jaxserve.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
@@ -34,7 +35,6 @@ from sharding.placement import ExpertPlacement
 from sharding.plan import ShardingPlan
 
 LOG = logging.getLogger("jaxserve")
-MAX_EOS_TOKENS = 16
 MAX_COMPILE_THREADS = 4
 
 
@@ -97,34 +97,11 @@ def row_of(plan: StepPlan, shape: StepShape, row: int) -> int:
     return row if row < plan.num_single_rows else shape.single_rows + row - plan.num_single_rows
 
 
-def empty_state(program: Program, num_slots: int, max_len: int) -> SlotState:
-    """Slot state with nothing in it; each data group has a spare row after those of its slots."""
-    rows, moe = (num_slots + 1) * program.num_groups, getattr(program.config, "moe", None)
-    counted = None if moe is None else (program.num_groups, program.config.num_layers, moe.num_experts)
-    return SlotState(
-        history=jnp.zeros((rows, max_len), jnp.int32),
-        bias_ids=jnp.full((rows, MAX_LOGIT_BIAS), -1, jnp.int32),
-        bias_values=jnp.zeros((rows, MAX_LOGIT_BIAS), jnp.float32),
-        stop_ids=jnp.full((rows, MAX_STOP_TOKEN_IDS + MAX_EOS_TOKENS), -1, jnp.int32),
-        expert_load=None if counted is None else jnp.zeros(counted, jnp.int32),
-    )
+type Tell = Callable[..., None]
 
 
-def _set_slot(
-    state: SlotState,
-    slot: Int32[Array, ""],
-    history: Int32[Array, "L"],
-    bias_ids: Int32[Array, "J"],
-    bias_values: Float32[Array, "J"],
-    stop_ids: Int32[Array, "S"],
-) -> SlotState:
-    return replace(
-        state,
-        history=state.history.at[slot].set(history),
-        bias_ids=state.bias_ids.at[slot].set(bias_ids),
-        bias_values=state.bias_values.at[slot].set(bias_values),
-        stop_ids=state.stop_ids.at[slot].set(stop_ids),
-    )
+def to_nobody(name: str, *arrays: np.ndarray) -> None:
+    """There are no other hosts."""
 
 
 class DeviceExecutor:
@@ -147,9 +124,11 @@ class DeviceExecutor:
         max_model_len: int,
         eos_token_ids: frozenset[int],
         program_cache: ProgramCache | None = None,
+        tell: Tell = to_nobody,
     ) -> None:
         self.program = program
         self._program_cache = program_cache
+        self._tell = tell
         self.params = params
         self.shapes = shapes
         self._eos_token_ids = eos_token_ids
@@ -160,7 +139,7 @@ class DeviceExecutor:
         self._cache = program.new_cache(cache_spec, num_pages * program.num_groups)
         is_moved = jax.default_backend() == "cpu" and program.spread is None
         self.huge_page_bytes = in_huge_pages(self._cache) if is_moved else 0
-        self._state = jax.device_put(empty_state(program, num_slots, max_model_len), program.by_group)
+        self._state = put(empty_state(program, num_slots, max_model_len), program.by_group)
         self._expert_tokens: np.ndarray | None = None
         self.placement: ExpertPlacement | None = None
         if experts.layers_with_experts(program.config):
@@ -238,8 +217,8 @@ class DeviceExecutor:
 
     def _slot_setter(self) -> Any:
         if self._set_slot is None:
-            arguments = (self._state, *jax.device_put(self._slot_row(None, 0), self.program.everywhere))
-            self._set_slot = self._ready(jax.jit(_set_slot, donate_argnums=0), "place request", _set_slot, arguments)
+            arguments = (self._state, *put(self._slot_row(None, 0), self.program.everywhere))
+            self._set_slot = self._ready(jax.jit(set_slot, donate_argnums=0), "place request", set_slot, arguments)
         return self._set_slot
 
     def _ready(self, function: Any, name: str, made_of: Any, arguments: tuple[Any, ...]) -> Any:
@@ -268,10 +247,13 @@ class DeviceExecutor:
             )
             needs_state = needs_slot_state(payload.params)
             if needs_state or slot in self._dirty_slots:
-                self._state = self._slot_setter()(
-                    self._state, *jax.device_put(self._slot_row(request, slot), self.program.everywhere)
-                )
+                self.set_slot(self._slot_row(request, slot))
             (self._dirty_slots.add if needs_state else self._dirty_slots.discard)(slot)
+
+    def set_slot(self, row: Sequence[np.ndarray]) -> None:
+        """Writes a request's row of the slot state."""
+        self._tell("set_slot", *row)
+        self._state = self._slot_setter()(self._state, *put(tuple(row), self.program.everywhere))
 
     def _slot_row(self, request: Request | None, slot: int) -> tuple[np.ndarray, ...]:
         history = np.zeros(self._max_len, np.int32)
@@ -294,11 +276,13 @@ class DeviceExecutor:
         """Starts the step on the device and returns at once."""
         self.place(plan.placed)
         shape = self._fillers[0].shape_of(plan)
-        return InFlight(plan=plan, shape=shape, outputs=self._run(shape, self._fillers[0].fill(plan, shape)))
+        return InFlight(plan=plan, shape=shape, outputs=self.run(shape, self._fillers[0].fill(plan, shape)))
 
-    def _run(self, shape: StepShape, buffer: Int32[np.ndarray, "W"]) -> StepOutputs:
+    def run(self, shape: StepShape, buffer: Int32[np.ndarray, "W"]) -> StepOutputs:
+        """Starts a step with its packed inputs."""
+        self._tell("run", np.asarray(self.shapes.index(shape)), buffer)
         outputs, self._cache, self._state = self._step(shape)(
-            self.params, self._cache, self._state, jax.device_put(buffer, self.program.by_group)
+            self.params, self._cache, self._state, put(buffer, self.program.by_group)
         )
         return outputs
 
@@ -319,10 +303,19 @@ class DeviceExecutor:
         them. To be called before an expert gets 2^32 tokens more."""
         assert self.placement is not None
         assert self._state is not None
-        now = np.asarray(self._state.expert_load).view(np.uint32)
+        self._tell("read_experts")
+        now = self.read_experts().view(np.uint32)
         before = np.zeros(now.shape, np.int64) if self._expert_tokens is None else self._expert_tokens
         self._expert_tokens = before + (now - before.astype(np.uint32))
         return experts.report(self._expert_tokens.sum(axis=0), self.program.config, self.placement)
+
+    def read_experts(self) -> Int32[np.ndarray, "groups Y E"]:
+        """The counters of every group."""
+        assert self._state is not None
+        counters = self._state.expert_load
+        if not (counters.is_fully_addressable or counters.is_fully_replicated):
+            counters = jax.jit(lambda array: array, out_shardings=self.program.everywhere)(counters)
+        return np.asarray(counters)
 
     def rebalance_experts(self) -> Rebalanced:
         """Moves experts to where they even out the load since the start; for the thread that dispatches steps."""
@@ -332,14 +325,36 @@ class DeviceExecutor:
         after = experts.placement_for(before.tokens, self.placement)
         num_moved = int((after.slots != self.placement.slots).sum())
         if num_moved:
-            self.params = experts.moved(self.params, self.placement, after)
-            self.placement = after
+            self.move_experts(after.slots)
         return Rebalanced(
             imbalance_before=before.imbalance, imbalance_after=after.imbalance(before.tokens), moved=num_moved
         )
 
+    def move_experts(self, slots: Int32[np.ndarray, "L S"]) -> None:
+        """Brings the weights of the experts to their new slots."""
+        assert self.placement is not None
+        assert self.params is not None
+        self._tell("move_experts", slots)
+        after = replace(self.placement, slots=slots)
+        self.params, self.placement = experts.moved(self.params, self.placement, after), after
+
+    def follow(self, commands: Iterable[tuple[str, list[np.ndarray]]]) -> None:
+        """Runs what host 0 runs, until it closes."""
+        for name, arrays in commands:
+            if name == "run":
+                self.run(self.shapes[int(arrays[0])], arrays[1])
+            elif name == "set_slot":
+                self.set_slot(arrays)
+            elif name == "move_experts":
+                self.move_experts(arrays[0])
+            elif name == "read_experts":
+                self.read_experts()
+            else:
+                raise AssertionError(f"host 0 says {name!r}")
+
     def close(self) -> None:
-        """Gives the device memory back."""
+        """Gives the device memory back, on other hosts too."""
+        self._tell("close")
         for tree in (self.params, self._cache, self._state):
             for leaf in jax.tree.leaves(tree):
                 leaf.delete()

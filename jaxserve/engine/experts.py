@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float64, Int32, Int64
 
+from jaxserve.engine.arrays import put
 from jaxserve.layers.stack import StackedLayers
 from sharding.placement import ExpertPlacement, balanced
 from sharding.plan import ShardingPlan
@@ -109,7 +110,7 @@ def moved(params: dict[str, Any], before: ExpertPlacement, after: ExpertPlacemen
         tables = [_tables(after, number) for number in numbers]
         for name in ("slots", "copies"):
             table = np.stack([row[name] for row in tables]) if is_stack else tables[0][name]
-            moe[name] = jax.device_put(table, moe[name].sharding)
+            moe[name] = put(table, moe[name].sharding)
         weights = {**weights, "moe": moe}
         layers.append(StackedLayers(weights=weights) if is_stack else weights)
     return {**params, "layers": tuple(layers)}

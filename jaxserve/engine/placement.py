@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Int, Shaped
 
+from jaxserve.engine.arrays import put
 from jaxserve.engine.slices import Index, array_from_slices
 from jaxserve.quant.dense import Dense
 from jaxserve.quant.quantized import Weight
@@ -65,7 +66,7 @@ def placed_vector(vector: Shaped[np.ndarray, "..."], units: Units, sharding: Nam
     """A vector, or one for each expert, on devices."""
     for axis, unit in enumerate(units):
         vector = vector if unit is None else taken(vector, unit, axis)
-    return jax.device_put(vector, sharding)
+    return put(vector, sharding)
 
 
 def placed_packed(name: str, weight: Weight, units: Units, sharding: NamedSharding) -> Weight:
@@ -76,9 +77,7 @@ def placed_packed(name: str, weight: Weight, units: Units, sharding: NamedShardi
     for axis, unit in enumerate(units[:-1]):
         if unit is not None:
             weight = _with_units(name, weight, unit, axis, len(shape))
-    return jax.tree.map(
-        lambda leaf: jax.device_put(leaf, leaf_sharding(name, leaf.shape, weight.shape, sharding)), weight
-    )
+    return jax.tree.map(lambda leaf: put(leaf, leaf_sharding(name, leaf.shape, weight.shape, sharding)), weight)
 
 
 def _with_units[W: Weight](name: str, weight: W, unit: Int[np.ndarray, "u"], axis: int, rank: int) -> W:

@@ -90,9 +90,11 @@ class Spread:
     def step(self, step: Step, params: Any, cache: Any, state: Any, buffer: Array) -> tuple[Any, Any, Any]:
         """A step of one device, run on all of them: outputs, cache, state."""
         caches, rows = self._cache_partitions(cache), self._by_group
-        return self._on_each(step, (self.param_partitions, caches, rows, rows), (rows, caches, rows))(
-            params, cache, state, buffer
-        )
+        on_each = self._on_each(step, (self.param_partitions, caches, rows, rows), (rows, caches, rows))
+        outputs, cache, state = on_each(params, cache, state, buffer)
+        if not self.by_group.is_fully_addressable:  # every host reads them
+            outputs = jax.lax.with_sharding_constraint(outputs, self.everywhere)
+        return outputs, cache, state
 
     def logits(self, logits: Logits, params: Any, cache: Any, token_ids: Array, layout: Any) -> tuple[Array, Any]:
         """Logits of one device, computed on all of them: at every token, and the cache."""

@@ -25,7 +25,7 @@ from jaxserve.errors import ConfigError, EngineDied, ModelNotFound
         (["generate", "-p", "x", "--max-model-len", "8Q"], "'8Q' is no whole number"),
         (["generate", "-p", "x", "--max-model-len", "0"], "--max-model-len must be an integer of at least 2"),
         (["generate", "-p", "x", "--dtype", "int3"], "'int3'"),
-        (["generate", "-p", "x", "--plan", "tp8"], "--plan tp8: no such file"),
+        (["generate", "-p", "x", "--plan", "tp8"], "--plan tp8: neither tensor"),
         (["generate", "-p", "x", "-tp", "0"], "--tensor-parallel-size must be an integer of at least 1"),
         (["generate", "-p", "x", "--temperature", "-1"], "temperature must be from 0 to 100"),
         (["generate", "-p", "x", "--logit-bias", "z"], "TOKEN_ID=NUMBER"),

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxserve.config import PLAN_NAMES
 from sharding.divide import ZEROS, divide, divided_heads, taken
-from sharding.plan import ShardingPlan, read_plan
+from sharding.plan import PRESETS, ShardingPlan, named_plan, read_plan
 from sharding.spec import ArraySpec
 
 
@@ -51,6 +52,15 @@ def test_a_plan_on_disk(tmp_path):
     plan = read_plan(path)
     assert (plan.tensor, plan.expert, plan.num_devices) == (4, 2, 8)
     assert plan.partition(("experts", "ffn", "model")) == PartitionSpec("expert", "tensor", None)
+
+
+def test_plans_by_name(tmp_path):
+    assert tuple(PRESETS) == PLAN_NAMES
+    for name in PRESETS:
+        plan = named_plan(name, 4)
+        assert (plan.num_devices, plan.mesh_size(name)) == (4, 4)
+    (tmp_path / "p.toml").write_text("[mesh]\ndata = 2\n")
+    assert named_plan(str(tmp_path / "p.toml"), 8) == ShardingPlan(data=2)
 
 
 def test_experts_are_dealt_out_over_the_groups_too_unless_a_rule_says_no(tmp_path):
