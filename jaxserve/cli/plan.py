@@ -26,7 +26,10 @@ TOPOLOGY_HELP = "Devices: v5e:4x4, v5p:4x4x8, v6e:16x16, tpu7x:2x2x1, h200:8, h2
 def plan(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)],
     topology: Annotated[str, typer.Option(help=TOPOLOGY_HELP)],
-    plan_: Annotated[str | None, typer.Option("--plan", help="A TOML file with a table [mesh].")] = None,
+    plan_: Annotated[
+        str | None,
+        typer.Option("--plan", help="A TOML file with a table [mesh], or tensor, expert, data: all devices along it."),
+    ] = None,
     tensor: Annotated[
         int | None, typer.Option("--tensor-parallel-size", "-tp", help="Devices that share heads, widths, vocabulary.")
     ] = None,
@@ -68,7 +71,7 @@ def plan(
         check_plotting(plot)
     where = _topology(topology)
     described = describe_model(path := resolve(model, cache_dir=model_cache(cache_dir)), weights)
-    mesh = _mesh(plan_, tensor, expert, data)
+    mesh = _mesh(plan_, where.num_devices, tensor, expert, data)
     request = PlanRequest(
         model=str(path), topology=str(where), **(mesh or {"tensor": 1, "expert": 1}),
         context=context or min(DEFAULT_CONTEXT, described.config.max_position), batch=batch,
@@ -90,15 +93,17 @@ def _check_choices(plan: str | None, size: int | None, search: bool) -> None:
         raise ConfigError("--search tries every plan: leave --plan and the parallel sizes out")
 
 
-def _mesh(plan: str | None, tensor: int | None, expert: int | None, data: int | None) -> dict[str, Any] | None:
+def _mesh(
+    plan: str | None, num_devices: int, tensor: int | None, expert: int | None, data: int | None
+) -> dict[str, Any] | None:
     """The plan that was named, in fields of a request; None where none was."""
     if plan is None:
         named = (tensor, expert, data)
         return None if named == (None, None, None) else dict(zip(SIZES, (size or 1 for size in named), strict=True))
-    from sharding.plan import read_plan
+    from sharding.plan import named_plan
 
     try:
-        return vars(read_plan(Path(plan)))
+        return vars(named_plan(plan, num_devices))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--plan {plan}: {error}") from error
 

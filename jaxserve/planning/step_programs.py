@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.engine.buckets import MAX_PREFILLS, choose_shape, step_shapes
-from jaxserve.engine.executor import empty_state
 from jaxserve.engine.experts import first_placement, layers_with_experts, with_tables
 from jaxserve.engine.placement import leaf_sharding, shape_in_units
+from jaxserve.engine.slot_state import empty_state
 from jaxserve.engine.spread import Spread, spread_over
 from jaxserve.engine.step import Program
 from jaxserve.errors import ConfigError

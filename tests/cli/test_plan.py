@@ -79,11 +79,12 @@ def test_without_a_plan_the_best_by_the_estimate_is_compiled(compiled, capsys):
     assert best["tensor"] * best["expert"] * best["data"] == 4
 
 
-def test_a_plan_from_a_file(compiled, tmp_path):
+def test_a_plan_from_a_file_or_by_name(compiled, tmp_path):
     file = tmp_path / "p.toml"
     file.write_text("[mesh]\ntensor = 2\nexpert = 2\n")
     assert run_command(["plan", MIXTRAL, "--topology", "cpu:4", "--plan", str(file), "--json"]) == 0
-    assert compiled == [(2, 2, 1)]
+    assert run_command(["plan", MIXTRAL, "--topology", "cpu:4", "--plan", "data", "--json"]) == 0
+    assert compiled == [(2, 2, 1), (1, 1, 4)]
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
-from jaxserve.engine.executor import empty_state  # noqa: E402
 from jaxserve.engine.experts import first_placement, layers_with_experts, with_tables  # noqa: E402
 from jaxserve.engine.loading import Recipe, load_model, model_config  # noqa: E402
 from jaxserve.engine.progress import Silent  # noqa: E402
+from jaxserve.engine.slot_state import empty_state  # noqa: E402
 from jaxserve.engine.spread import spread_over  # noqa: E402
 from jaxserve.engine.step import Program, step_function  # noqa: E402
 from jaxserve.planning.doubts import alias_doubts, gathered_weight_doubts, temp_doubts  # noqa: E402
