@@ -79,10 +79,7 @@ def plan(
     )  # fmt: skip
     request.check()
     request.check_model(described.config)
-    reports = _reports(
-        request, described, is_chosen=mesh is not None, num_compiled=top if search else 1, time_limit=time_limit,
-        price=price,
-    )  # fmt: skip
+    reports = _reports(request, described, top if search else 1, time_limit, price, is_chosen=mesh is not None)
     _show(reports, json_, plot, has_many=search)
 
 
@@ -122,11 +119,11 @@ def _topology(name: str) -> "Topology":
 def _reports(
     request: "PlanRequest",
     described: "DescribedModel",
-    *,
-    is_chosen: bool,
     num_compiled: int,
     time_limit: float,
     price: float | None,
+    *,
+    is_chosen: bool,
 ) -> list[dict[str, Any]]:
     """Reports of the plan that was named, or of all in the order of their estimates, the first of them compiled."""
     from jaxserve.planning.plans import compile_plan
