@@ -10,6 +10,7 @@ from pallas_kernels.kv_pages import KVPages
 from pallas_kernels.mla_attention.latent_pages import LatentPages
 
 LATENT_DTYPES = ("float32", "bfloat16")
+LANES = {"tpu": 128}  # a row of latents is a multiple of so many values there: XLA copies other caches in every step
 SCALE_BYTES = 4  # of a quantized cache: one float32 for each token, head and side
 
 
@@ -32,26 +33,34 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentCacheSpec:
-    """Geometry of a cache of latents, which all heads share, with a rotated key beside each; dtype by name."""
+    """Geometry of a cache of latents, which all heads share, with a rotated key beside each; dtype by name.
+
+    padding: values at the end of each row that hold nothing.
+    """
 
     num_layers: int
     latent_size: int
     rope_size: int
     page_size: int
     dtype: str
+    padding: int = 0
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page over all layers."""
-        return self.num_layers * (self.latent_size + self.rope_size) * jnp.dtype(self.dtype).itemsize * self.page_size
+        row = self.latent_size + self.rope_size + self.padding
+        return self.num_layers * row * jnp.dtype(self.dtype).itemsize * self.page_size
 
 
 Cache = KVPages | LatentPages
 CacheSpec = KVCacheSpec | LatentCacheSpec
 
 
-def cache_spec(config: Any, page_size: int, dtype: str, layers_per_page: int | None = None) -> CacheSpec:
-    """What the cache of a model looks like, by its config. ValueError for a type that is not kept for it.
+def cache_spec(
+    config: Any, page_size: int, dtype: str, layers_per_page: int | None = None, *, platform: str = "cpu"
+) -> CacheSpec:
+    """What the cache of a model looks like, by its config, on devices of a jax platform. ValueError for a type that is
+    not kept for it.
 
     layers_per_page: where the layers are in groups (layer_groups.py), those of one group; else a page is of all layers.
     """
@@ -72,6 +81,7 @@ def cache_spec(config: Any, page_size: int, dtype: str, layers_per_page: int | N
         rope_size=mla.rope_size,
         page_size=page_size,
         dtype=dtype,
+        padding=-(mla.latent_size + mla.rope_size) % LANES.get(platform, 1),
     )
 
 
@@ -89,7 +99,7 @@ def empty_cache(spec: CacheSpec, num_pages: int, kernels: Kernels) -> Cache:
             num_pages=num_pages,
             page_size=spec.page_size,
             latent_size=spec.latent_size,
-            rope_size=spec.rope_size,
+            rope_size=spec.rope_size + spec.padding,
             dtype=spec.dtype,
         )
     return kernels.new_pages(

@@ -47,7 +47,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 def build_app() -> typer.Typer:
     """All commands. Their modules import jax, if at all, when they run: `--help` and `pull` stay quick."""
-    from jaxserve.cli import bench, chat, convert, doctor, evaluate, generate, inspect, pull, serve
+    from jaxserve.cli import bench, chat, convert, doctor, evaluate, generate, inspect, plan, pull, serve
 
     app = typer.Typer(
         name="jaxserve",
@@ -64,6 +64,7 @@ def build_app() -> typer.Typer:
     app.command()(generate.generate)
     app.command()(chat.chat)
     app.command()(serve.serve)
+    app.command()(plan.plan)
     app.command()(doctor.doctor)
     app.add_typer(bench.app, name="bench")
     app.add_typer(evaluate.app, name="eval")

@@ -223,7 +223,8 @@ class Decisions:
 
     def _geometry(self, model: Any, dtype: str, groups: LayerGroups | None = None) -> CacheSpec:
         try:
-            return cache_spec(model, self.config.page_size, dtype, groups and groups.layers_per_group)
+            layers_per_page = groups and groups.layers_per_group
+            return cache_spec(model, self.config.page_size, dtype, layers_per_page, platform=self.device.platform)
         except ValueError as error:
             raise ConfigError(f"--kv-cache-dtype {dtype}: {error}") from error
 

@@ -1,5 +1,6 @@
 """Where the parameters of a model go when it is loaded, and what of the file's arrays each device is given."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -95,7 +96,7 @@ def leaf_sharding(
 
     Of its arrays some have a value for each output only, or one for each input.
     """
-    cut: Sequence[str | None] = (*sharding.spec, *[None] * (len(shape) - len(sharding.spec)))
+    cut: Sequence[str | tuple[str, ...] | None] = (*sharding.spec, *[None] * (len(shape) - len(sharding.spec)))
     if len(leaf_shape) == len(shape):
         cut = (*cut[:-1], None) if leaf_shape[-1] == 1 else cut
     elif leaf_shape == shape[:-1]:
@@ -105,7 +106,8 @@ def leaf_sharding(
     else:
         raise ValueError(f"{name}: {_ADVICE}")
     for size, axis in zip(leaf_shape, cut, strict=True):
-        if axis is not None and size % sharding.mesh.shape[axis]:
+        names = () if axis is None else (axis,) if isinstance(axis, str) else axis
+        if size % math.prod(sharding.mesh.shape[name] for name in names):
             raise ValueError(f"{name}: {_ADVICE}")
     return NamedSharding(sharding.mesh, PartitionSpec(*cut))
 

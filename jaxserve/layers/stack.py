@@ -73,11 +73,16 @@ def _scan[Carry](
     return lax.scan(step, carry, (places, numbers))[0]
 
 
-def stack_layers(layers: tuple[Any, ...]) -> tuple[StackedLayers, ...]:
-    """The layers with neighbours of the same formats and shapes stacked: one stack for most models."""
+def stack_layers(
+    layers: tuple[Any, ...], stack: Callable[[Sequence[Any]], Any] = jnp.stack
+) -> tuple[StackedLayers, ...]:
+    """The layers with neighbours of the same formats and shapes stacked: one stack for most models.
+
+    stack: makes one array of several; another one where they are only described.
+    """
 
     def form(layer: Any) -> str:
         return str(jax.tree.map(lambda array: (array.shape, str(array.dtype)), layer))
 
     runs = [list(run) for _, run in groupby(layers, key=form)]
-    return tuple(StackedLayers(weights=jax.tree.map(lambda *arrays: jnp.stack(arrays), *run)) for run in runs)
+    return tuple(StackedLayers(weights=jax.tree.map(lambda *arrays: stack(arrays), *run)) for run in runs)

@@ -39,7 +39,9 @@ def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
         return dataclasses.replace(
             config,
             rope=llama.hf_rope(hf, sizes.rope_size),
-            attention_scale=_scale(sizes, scaling.get("mscale_all_dim") or 0.0, scaling.get("factor") or 1.0),
+            attention_scale=_scale(
+                sizes, float(scaling.get("mscale_all_dim") or 0.0), float(scaling.get("factor") or 1.0)
+            ),
             mla=sizes,
             moe=_moe(hf),
             dense_layers=tuple(range(hf.get("first_k_dense_replace", 0))),

@@ -55,7 +55,7 @@ def hf_rope(hf: Mapping[str, Any], head_size: int) -> Rope:
     scaling = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     if "original_max_position_embeddings" in hf:  # Phi's place for it
         scaling = {"original_max_position_embeddings": hf["original_max_position_embeddings"], **scaling}
-    theta = scaling.get("rope_theta") or hf.get("rope_theta") or 10000.0
+    theta = float(scaling.get("rope_theta") or hf.get("rope_theta") or 10000.0)
     part = scaling.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0
     return make_rope(int(head_size * part), theta, scaling, hf["max_position_embeddings"])
 

@@ -11,7 +11,7 @@ from pallas_kernels.pytree import pytree
 class LatentPages:
     """What all Y layers keep of each token, in P pages of L tokens: C values of latent, then R of its rotated part.
 
-    latent: a jax array [Y, P, L, C + R] of float32 or bfloat16.
+    latent: a jax array [Y, P, L, C + R] of float32 or bfloat16; rows may be longer, which adds zeros to them.
     """
 
     latent: Any

@@ -28,6 +28,7 @@ def write_latent(
 ) -> LatentPages:
     """The cache with each token's latent and rotated part, H = C + R values, stored at its position's page.
 
+    A cache with longer rows gets zeros behind them.
     Padding tokens and page numbers outside the cache are dropped, so no wrong number can reach another's page.
     """
     num_pages, page_size = pages.latent.shape[1:3]
@@ -37,6 +38,7 @@ def write_latent(
     inside = exists & (positions < max_pages * page_size)
     page = pages_or_past_end(jnp.where(inside, page, num_pages), num_pages)
     at = (layer, page, positions % page_size)
+    latent = jnp.pad(latent, ((0, 0), (0, pages.latent.shape[3] - latent.shape[1])))
     return LatentPages(latent=pages.latent.at[at].set(latent.astype(pages.latent.dtype), mode="drop"))
 
 
@@ -57,7 +59,7 @@ def mla_attention(
     rows, positions, exists = positions_of_tokens(layout, num_tokens)
     numbers = pages_or_past_end(layout.page_table[rows], pages.latent.shape[1])
     keys = pages.latent.at[layer, numbers].get(mode="fill", fill_value=0).astype(jnp.float32)
-    keys = keys.reshape(num_tokens, -1, size)
+    keys = keys.reshape(num_tokens, -1, pages.latent.shape[3])[..., :size]
     seen = (jnp.arange(keys.shape[1])[None, :] <= positions[:, None]) & exists[:, None]
     logits = scale * jnp.einsum("tnh,tsh->tns", q.astype(jnp.float32), keys)
     logits = jnp.where(seen[:, None], logits, -jnp.inf)

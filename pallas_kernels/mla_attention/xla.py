@@ -4,6 +4,7 @@ The C + R sums of values are made and the last R dropped; keys are gathered twic
 own, not for speed.
 """
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from pallas_kernels.kv_pages import KVPages
@@ -25,6 +26,7 @@ def mla_attention(
     latent_size: int,
 ) -> Float32[Array, "T N C"]:
     """Same result as reference.mla_attention, to float32 rounding."""
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, pages.latent.shape[3] - q.shape[2])))
     one_head = pages.latent[:, :, :, None]
     out = xla.paged_attention(q, KVPages(k=one_head, v=one_head), layer, layout, scale=scale)
     return out[..., :latent_size]

@@ -44,6 +44,18 @@ def test_matches_plain_numpy(case, dtype, op):
     np.testing.assert_allclose(got, plain_numpy(q, pages, layout, **options), atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("op", [reference, xla], ids=["reference", "xla"])
+def test_longer_rows_of_a_cache_change_nothing(op):
+    case = case_named("odd-heads")
+    q, pages, layout, options = inputs_of(case, "float32")
+    latent = jax.random.normal(jax.random.key(3), (q.shape[0], q.shape[2]))
+    longer = LatentPages(latent=jnp.pad(pages.latent, ((0, 0), (0, 0), (0, 0), (0, 11)), constant_values=7.0))
+    written = [op.write_latent(latent, each, 1, layout) for each in (pages, longer)]
+    np.testing.assert_array_equal(written[1].latent[..., :-11], written[0].latent)
+    want, got = (op.mla_attention(q, each, 1, layout, **options) for each in written)
+    np.testing.assert_allclose(got, want, atol=TOLERANCE)
+
+
 def test_is_attention_with_the_projections_unabsorbed():
     """Keys and values of each head made from the latents, as section 2.1 of the paper writes it before absorbing."""
     case = dataclasses.replace(case_named("odd-heads"), rows=((6, 6),))
