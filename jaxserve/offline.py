@@ -65,9 +65,12 @@ def start_frontend(
         raise ConfigError(f"--host-id {config.host_id}: host 0 takes requests; `jaxserve serve` runs the others")
     path = find_model(config.model, config.cache_dir)
     defaults = generation_defaults(config.generation_config, path)
-    tokenizer = read_tokenizer(path, progress, reads_generation_config=defaults.is_models)
+    says = Silent() if needs_text else progress
+    tokenizer = read_tokenizer(path, says, reads_generation_config=defaults.is_models)
     if needs_text and tokenizer is None:
-        raise ConfigError(f"{config.model} has no tokenizer: send token ids, text needs one")
+        raise ConfigError(
+            f"{config.model} has no tokenizer, which text needs; generate --prompt-token-ids and the server take ids"
+        )
     template = _chat_template(config, tokenizer)
     eos_token_ids = defaults.joined_eos_ids(frozenset() if tokenizer is None else tokenizer.eos_token_ids)
     built = build_engine(config, path, eos_token_ids, progress, warm_up=warm_up)

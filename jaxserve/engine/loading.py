@@ -18,6 +18,7 @@ from jaxserve.engine.placement import Placement, host_dense, placed_dense, place
 from jaxserve.engine.progress import Progress
 from jaxserve.engine.read_ahead import read_ahead
 from jaxserve.layers.linear import NEIGHBOURS
+from jaxserve.models.config_fields import check_sizes
 from jaxserve.models.model import FileLayout, Model
 from jaxserve.models.registry import model_for_gguf, model_for_hf
 from jaxserve.quant.dense import Dense
@@ -186,6 +187,7 @@ def identify(source: WeightSource) -> tuple[Model, Any, FileLayout]:
             f"{source.path}: config.json: architectures is {architectures!r:.80}, not a list of names"
         )
     model = model_for_hf(architectures[0])
+    check_sizes(hf)
     return model, model.config_from_hf(hf), model.hf_layout
 
 

@@ -15,6 +15,7 @@ from checkpoints.load import WeightSource
 from jaxserve.layers.mla import MlaSizes
 from jaxserve.layers.moe import Routing
 from jaxserve.models import decoder, llama
+from jaxserve.models.config_fields import first_layers
 from jaxserve.models.decoder import DecoderConfig, MoeConfig
 from jaxserve.models.file_names import gguf_names, hf_names
 from jaxserve.models.glm4_moe import MTP_COPIES, sigmoid_moe
@@ -44,7 +45,7 @@ def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
             ),
             mla=sizes,
             moe=_moe(hf),
-            dense_layers=tuple(range(hf.get("first_k_dense_replace", 0))),
+            dense_layers=first_layers(hf.get("first_k_dense_replace", 0)),
             num_mtp=hf.get("num_nextn_predict_layers") or 0,
         )
 
@@ -95,7 +96,7 @@ def config_from_gguf(source: WeightSource) -> DecoderConfig:
         attention_scale=_scale(sizes, mscale, meta.get("deepseek2.rope.scaling.factor", 1.0)),
         mla=sizes,
         moe=_gguf_moe(source),
-        dense_layers=tuple(range(meta.get("deepseek2.leading_dense_block_count", 0))),
+        dense_layers=first_layers(meta.get("deepseek2.leading_dense_block_count", 0)),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from checkpoints.load import WeightSource
 from jaxserve.layers.moe import Routing
 from jaxserve.models import decoder, llama
+from jaxserve.models.config_fields import first_layers
 from jaxserve.models.decoder import DecoderConfig, MoeConfig
 from jaxserve.models.file_names import gguf_names, hf_names
 from jaxserve.models.model import FileLayout, Model, gguf_value, reading
@@ -27,7 +28,7 @@ def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
             attention_biases=("q", "k", "v") if hf.get("attention_bias", False) else (),
             qk_norm="head" if hf.get("use_qk_norm", False) else None,
             moe=sigmoid_moe(hf),
-            dense_layers=tuple(range(hf.get("first_k_dense_replace", 1))),
+            dense_layers=first_layers(hf.get("first_k_dense_replace", 1)),
             num_mtp=hf.get("num_nextn_predict_layers", 0),
         )
 
@@ -75,7 +76,7 @@ def config_from_gguf(source: WeightSource) -> DecoderConfig:
         num_layers=config.num_layers - num_mtp,
         qk_norm="head" if "blk.0.attn_q_norm.weight" in source.names() else None,
         moe=moe,
-        dense_layers=tuple(range(meta.get("glm4moe.leading_dense_block_count", 1))),
+        dense_layers=first_layers(meta.get("glm4moe.leading_dense_block_count", 1)),
         num_mtp=num_mtp,
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 from checkpoints.errors import CheckpointError, UnsupportedCheckpoint
 from checkpoints.load import WeightSource
 from checkpoints.names import NameMap
+from jaxserve.models.config_fields import MAX_LAYERS, check_size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +69,8 @@ def gguf_value(source: WeightSource, key: str) -> Any:
     name = f"{source.metadata['general.architecture']}.{key}"
     if name not in source.metadata:
         raise CheckpointError(f"{source.path}: metadata {name} is missing")
+    if key == "block_count":
+        check_size(source.metadata[name], f"{source.path}: metadata {name}", MAX_LAYERS)
     return source.metadata[name]
 
 

@@ -1,0 +1,6 @@
+"""`python -m jaxserve.cli` is `jaxserve`."""
+
+from jaxserve.cli.main import run
+
+if __name__ == "__main__":
+    run()
