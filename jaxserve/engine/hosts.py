@@ -31,6 +31,7 @@ RETRY_SECONDS = 0.2
 # A host that the network lost is noticed after 5 + 3 * 3 seconds.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3))
 _LENGTH = struct.Struct("<I")
+_FAREWELL = b"."
 
 type Arrays = Sequence[np.ndarray]
 
@@ -64,22 +65,21 @@ class Leader:
 
     def tell(self, name: str, *arrays: np.ndarray) -> None:
         """Has all other hosts run something, before this one does; "close" lets them end."""
+        if name == "close" and self._is_closed:
+            return
         self._is_closed = self._is_closed or name == "close"
         message = _message(name, arrays)
         for host, connection in self._connections.items():
             try:
                 connection.sendall(message)
             except OSError:
-                if not self._is_closed:
-                    self._leave(f"host {host} is gone; ending")
-            if name == "close":
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_WR)
+                self._leave(f"host {host} is gone; ending")
 
     def _watch(self, host: int, connection: socket.socket) -> None:
+        said = b""
         with connection, suppress(OSError):
-            connection.recv(1)  # they send nothing: it returns when the connection ends
-        if not self._is_closed:
+            said = connection.recv(1)  # nothing until they end, and nothing at all where that is no orderly end
+        if said != _FAREWELL:  # even after "close": JAX would wait for it at the exit
             self._leave(f"host {host} is gone; ending")
 
 
@@ -110,6 +110,7 @@ class Follower:
                     name, arrays = _received(self._connection)
                     self._told.put((name, arrays))
                     if name == "close":
+                        self._connection.sendall(_FAREWELL)
                         return
         except (OSError, ValueError):
             self._leave("host 0 is gone; ending")
