@@ -19,6 +19,7 @@ from jaxserve.engine.build import build_engine
 from jaxserve.engine.executor import DeviceExecutor
 from jaxserve.engine.experts import ExpertReport, Rebalanced
 from jaxserve.engine.hosts import Follower
+from jaxserve.engine.loading import model_config
 from jaxserve.engine.progress import Notes, Progress, Silent
 from jaxserve.errors import ConfigError, DownloadError, InvalidRequest, JaxserveError, ModelNotFound, ShuttingDown
 from jaxserve.frontend import EngineStats, Frontend, Generation, ServedModel, generation_defaults
@@ -68,6 +69,7 @@ def start_frontend(
     says = Silent() if needs_text else progress
     tokenizer = read_tokenizer(path, says, reads_generation_config=defaults.is_models)
     if needs_text and tokenizer is None:
+        model_config(path)  # what is no model at all is told first
         raise ConfigError(
             f"{config.model} has no tokenizer, which text needs; generate --prompt-token-ids and the server take ids"
         )

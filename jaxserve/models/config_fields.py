@@ -14,7 +14,7 @@ _REQUIRED = {
     "vocab_size": MAX_SIZE,
 }
 _OPTIONAL = {
-    "num_key_value_heads": MAX_SIZE, "head_dim": MAX_SIZE, "intermediate_size": MAX_SIZE, "sliding_window": 1 << 40,
+    "num_key_value_heads": MAX_SIZE, "head_dim": MAX_SIZE, "intermediate_size": MAX_SIZE,
     "max_position_embeddings": 1 << 40, "num_experts": MAX_SIZE, "num_local_experts": MAX_SIZE,
     "n_routed_experts": MAX_SIZE, "num_experts_per_tok": MAX_SIZE, "moe_intermediate_size": MAX_SIZE,
     "shared_expert_intermediate_size": MAX_SIZE, "kv_lora_rank": MAX_SIZE, "q_lora_rank": MAX_SIZE,
